@@ -1,0 +1,501 @@
+"""Every message of a job, as frozen values; decoded strictly, never by pickle.
+
+Bulk data is not here: it lies in arenas that a transport hands over (see `ports.py`). The groups follow the
+direction of travel. Sizes: a lease names positions of the epoch's batch list, never samples.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from paceline.pace import Pace
+
+
+class Address(NamedTuple):
+    """Who a message is from or for: `role` is coordinator, worker, server or supervisor."""
+
+    role: str
+    id: int = 0
+
+    def __str__(self) -> str:
+        return self.role if self.role in ("coordinator", "supervisor") else f"{self.role} {self.id}"
+
+
+COORDINATOR = Address("coordinator")
+SUPERVISOR = Address("supervisor")
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Base of all messages; the tag is the class name."""
+
+
+# --- the model, as everyone must see it ------------------------------------------------------------------
+
+
+class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
+    """One parameter or buffer: its name in `state_dict`, shape, dtype (`float32`, ...) and optimizer group.
+
+    `group` is -1 for what no optimizer touches. `aliases` are further names of a tied tensor. `saved` is false
+    for buffers that `state_dict` leaves out.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    group: int = -1
+    aliases: tuple[str, ...] = ()
+    saved: bool = True
+
+
+class ModelSpec(msgspec.Struct, frozen=True, array_like=True):
+    """What is trained: parameters in the optimizer's order, then those without one; buffers; the optimizer.
+
+    `groups` is the msgpack of a list with one map of settings per param group (lr, momentum, fused, ...).
+    `arguments` is the msgpack of the optimizer's constructor defaults. `scales_gradients` is true for optimizers
+    that feel the length of a gradient (SGD): they take weights as they are and the linear learning rate rule.
+    """
+
+    parameters: tuple[TensorSpec, ...]
+    buffers: tuple[TensorSpec, ...]
+    optimizer: str
+    groups: bytes
+    arguments: bytes
+    elementwise: bool
+    scales_gradients: bool
+
+
+# --- worker -> coordinator -------------------------------------------------------------------------------
+
+
+class Hello(Message, frozen=True):
+    """A worker wants to be a member. `num_batches` is 0 when its loader has no ledger."""
+
+    worker: int
+    incarnation: int
+    pid: int
+    host: str
+    model: ModelSpec
+
+
+class Seeded(Message, frozen=True):
+    """The first worker has written the initial parameters and buffers into the parameter arena.
+
+    An optimizer state that is not empty travels as an attachment (see `tensors`)."""
+
+    has_optimizer_state: bool
+
+
+class Attached(Message, frozen=True):
+    """Every server has taken this worker's arena: it can take part from now on."""
+
+
+class Enter(Message, frozen=True):
+    """A worker's loader begins epoch `epoch`; `ledger` false: its batches are counted by nobody."""
+
+    epoch: int
+    ledger: bool = True
+
+
+class Drawn(Message, frozen=True):
+    """The batch list of an epoch, drawn by the worker that was asked: samples per entry, and owners.
+
+    `owners` is empty with leases `exact`; with `static` it names the worker of each entry. `updates` is the
+    number of sync updates of the epoch. `cut` is the number of samples that a lease cuts off the list of
+    samples (`--batch global`), 0 when entries are whole batches. The indices are an attachment.
+    """
+
+    epoch: int
+    sizes: tuple[int, ...]
+    owners: tuple[int, ...]
+    updates: int
+    cut: int = 0
+
+
+class LeaseRequest(Message, frozen=True):
+    """More batches, please; with `wait` the answer may come late, or be the end of the epoch."""
+
+    epoch: int
+    wait: bool
+
+
+class Begin(Message, frozen=True):
+    """The worker wants to compute on its next batch: the first of a round, or a further one of the same step."""
+
+    epoch: int
+
+
+class GiveBack(Message, frozen=True):
+    """The loop was left early: everything this worker holds goes back. `consumed` batches are given up as skipped."""
+
+    epoch: int
+    consumed: bool = False
+
+
+class Ready(Message, frozen=True):
+    """Every server can read the whole gradient of `step` in buffer `buffer`.
+
+    `versions` is the version read from each shard. `positions` are the leased entries in it, `samples` their
+    number of samples. `norm` is the 2-norm (nan or inf: not finite). `absent` is a bitmap of the parameters
+    without a gradient, empty when there are none. `hyper` is the msgpack of the groups' settings, empty when
+    they are as in this worker's last Ready. `clip` is the norm that the fold is clipped to, 0 for none.
+    `buffer_samples` > 0: the model's buffers lie beside the gradient and weigh so many samples.
+    `compute_s`, `wait_s` and `pulled_bytes` are counted since the last Ready.
+    """
+
+    step: int
+    incarnation: int
+    buffer: int
+    versions: tuple[int, ...]
+    positions: tuple[int, ...]
+    samples: int
+    norm: float
+    absent: bytes = b""
+    hyper: bytes = b""
+    clip: float = 0.0
+    buffer_samples: int = 0
+    compute_s: float = 0.0
+    wait_s: float = 0.0
+    pulled_bytes: int = 0
+
+
+class AtEnd(Message, frozen=True):
+    """The worker holds the version of the end of `epoch`."""
+
+    epoch: int
+
+
+class Meet(Message, frozen=True):
+    """All live workers meet under `key` (each key once); `values` are summed with `weight`."""
+
+    key: str
+    values: tuple[float, ...] = ()
+    weight: float = 1.0
+
+
+class Log(Message, frozen=True):
+    """What the script logged; `weight` is the number of samples behind it."""
+
+    metrics: dict[str, float]
+    epoch: int
+    weight: int
+
+
+class SnapshotRequest(Message, frozen=True):
+    """The state of all shards at one version, sent to this worker; `optimizer` adds its state."""
+
+    optimizer: bool
+
+
+class Load(Message, frozen=True):
+    """Write-through of a loaded state: the attachment replaces the parameters and, if there, optimizer state."""
+
+    has_parameters: bool
+    has_optimizer_state: bool
+
+
+class StopRun(Message, frozen=True):
+    """The script asks for an early end of the run for all."""
+
+    why: str
+
+
+class Bye(Message, frozen=True):
+    """The worker's script has ended well."""
+
+
+# --- coordinator -> worker -------------------------------------------------------------------------------
+
+
+class Welcome(Message, frozen=True):
+    """You are a member. The parameter arena is an attachment. `first`: write the initial values into it.
+
+    `epoch` is the epoch to begin with, `version` the newest update. `num_servers` shards are reached at the
+    addresses that the engine knows.
+    """
+
+    first: bool
+    num_workers: int
+    num_servers: int
+    epoch: int
+    version: int
+    pace: Pace
+
+
+class Go(Message, frozen=True):
+    """All that must be there is there: training may begin."""
+
+    num_workers: int
+
+
+class Draw(Message, frozen=True):
+    """You are the first in this epoch: draw its batch list and answer Drawn."""
+
+    epoch: int
+    num_workers: int
+
+
+class Plan(Message, frozen=True):
+    """The epoch's batch list is drawn (indices attached); `updates` is the length that the loader reports."""
+
+    epoch: int
+    updates: int
+
+
+class Grant(Message, frozen=True):
+    """Entries leased to you, in order; empty: none can be had now. `cuts` are the sample ranges (start, stop) of each."""
+
+    epoch: int
+    positions: tuple[int, ...]
+    cuts: tuple[tuple[int, int], ...] = ()
+
+
+class Start(Message, frozen=True):
+    """The answer to a step, and the leave to go on.
+
+    `step` is the step that may start. Read versions `at_least` before. `work` false: nothing is held, so the
+    worker is at rest until its loader begins again. `in_place`: the shards' memory may be read as it is.
+    `leased`/`cuts` are new entries as in Grant, `recalled` entries that were taken back unstarted. `refused`
+    tells why the last step's gradient was refused, empty when it was not. `clock` is the run's sample clock in
+    sync updates. `pace` is there when it changed; `lr_factor` is for showing only.
+    """
+
+    step: int
+    at_least: int
+    work: bool
+    in_place: bool
+    leased: tuple[int, ...] = ()
+    cuts: tuple[tuple[int, int], ...] = ()
+    recalled: tuple[int, ...] = ()
+    refused: str = ""
+    clock: int = 0
+    pace: Pace | None = None
+    stop: bool = False
+
+
+class EpochOver(Message, frozen=True):
+    """Every sample of the epoch is folded (or accounted for); the end is at `version`. `stop`: the run ends here."""
+
+    epoch: int
+    version: int
+    stop: bool
+
+
+class Met(Message, frozen=True):
+    """All were there: the weighted sums and the sum of weights; `version` is the newest update."""
+
+    key: str
+    values: tuple[float, ...]
+    weight: float
+    version: int
+
+
+class Halt(Message, frozen=True):
+    """The run is over before its time; the worker ends with `code`."""
+
+    code: int
+    sentence: str
+
+
+# --- coordinator -> server -------------------------------------------------------------------------------
+
+
+class Member(msgspec.Struct, frozen=True, array_like=True):
+    """A gradient by its name, where it lies, and its weight in the fold.
+
+    `gathered`: the accumulator holds it already (an Accept came before). `buffer_samples` > 0: the model's
+    buffers beside it replace the ones known from this worker.
+    """
+
+    worker: int
+    incarnation: int
+    step: int
+    buffer: int
+    weight: float
+    gathered: bool = False
+    buffer_samples: int = 0
+
+
+class Serve(Message, frozen=True):
+    """Hold shard `shard` of `num_shards` of this model. The parameter arena is an attachment, so is the optimizer state."""
+
+    shard: int
+    num_shards: int
+    model: ModelSpec
+    has_optimizer_state: bool
+
+
+class Accept(Message, frozen=True):
+    """Add this gradient to the accumulator now; its Fold follows."""
+
+    member: Member
+
+
+class Discard(Message, frozen=True):
+    """A gradient was refused: nothing is read from that buffer."""
+
+    worker: int
+    incarnation: int
+    step: int
+    buffer: int
+
+
+class Fold(Message, frozen=True):
+    """Make update `version`: the weighted sum of the members, times `scale`, through the optimizer.
+
+    The learning rates are multiplied by `lr_factor`. `hyper` is empty when unchanged since the last Fold.
+    `absent` is the bitmap of parameters without a gradient in any member. With `clip` > 0 the shard reports its
+    part of the squared norm and waits for a Factor.
+    """
+
+    version: int
+    members: tuple[Member, ...]
+    scale: float
+    lr_factor: float
+    hyper: bytes = b""
+    absent: bytes = b""
+    clip: float = 0.0
+
+
+class Factor(Message, frozen=True):
+    """What the fold's gradient is multiplied by before it is applied."""
+
+    version: int
+    factor: float
+
+
+class Snapshot(Message, frozen=True):
+    """Send the shard as it is at this place of the order to a worker."""
+
+    worker: int
+    request: int
+    optimizer: bool
+
+
+class Restate(Message, frozen=True):
+    """Update `version` is a loaded state (attached), not a fold."""
+
+    version: int
+    has_parameters: bool
+    has_optimizer_state: bool
+
+
+class Gone(Message, frozen=True):
+    """This worker is no member any more; its arena is let go after the entries that came before."""
+
+    worker: int
+    incarnation: int
+
+
+class Finish(Message, frozen=True):
+    """The run is over: tell the last version and end."""
+
+
+# --- server -> coordinator -------------------------------------------------------------------------------
+
+
+class ServerHello(Message, frozen=True):
+    """A server is there and waits for its shard."""
+
+    server: int
+    pid: int
+    host: str
+
+
+class Serving(Message, frozen=True):
+    """The shard is built from its initial values."""
+
+
+class PartNorm(Message, frozen=True):
+    """The squared 2-norm of this shard's part of the fold."""
+
+    version: int
+    square: float
+
+
+class NotFinite(Message, frozen=True):
+    """The shard turned non-finite at `version`."""
+
+    version: int
+    parameter: str
+
+
+class Finished(Message, frozen=True):
+    """The last version that this shard holds, after Finish."""
+
+    version: int
+
+
+# --- worker <-> server -----------------------------------------------------------------------------------
+
+
+class Attach(Message, frozen=True):
+    """A worker's arena is the attachment; answered by Taken of step -1."""
+
+    worker: int
+    incarnation: int
+
+
+class Pull(Message, frozen=True):
+    """Once at `at_least`: tell the version, and with `copy` write the shard's parameters into the worker's arena.
+
+    `buffers` asks the shard that holds them for the averaged buffers too.
+    """
+
+    at_least: int
+    copy: bool
+    buffers: bool = False
+
+
+class Params(Message, frozen=True):
+    """The shard is at `version`, and was copied if that was asked."""
+
+    version: int
+
+
+class Taken(Message, frozen=True):
+    """The server will not read the gradient of `step` any more: its buffer is free."""
+
+    step: int
+
+
+class State(Message, frozen=True):
+    """A snapshot's shard at `version`; the attachment holds the tensors of `tensors.state`'s format."""
+
+    request: int
+    version: int
+
+
+class Failed(Message, frozen=True):
+    """A process cannot go on: what ended it, for the one who tells the user. `text` may be a traceback."""
+
+    code: int
+    sentence: str
+    text: str = ""
+
+
+WorkerToCoordinator = (
+    Hello | Seeded | Attached | Enter | Drawn | LeaseRequest | Begin | GiveBack | Ready | AtEnd | Meet | Log
+    | SnapshotRequest | Load | StopRun | Bye | Failed
+)  # fmt: skip
+ServerToCoordinator = ServerHello | Serving | PartNorm | NotFinite | Finished | Failed
+CoordinatorToWorker = Welcome | Go | Draw | Plan | Grant | Start | EpochOver | Met | Halt
+CoordinatorToServer = Serve | Accept | Discard | Fold | Factor | Snapshot | Restate | Gone | Finish | Halt
+WorkerToServer = Attach | Pull
+ServerToWorker = Params | Taken | State | Halt
+
+AnyMessage = WorkerToCoordinator | ServerToCoordinator | CoordinatorToWorker | CoordinatorToServer | WorkerToServer | ServerToWorker  # fmt: skip
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(AnyMessage)  # pyright: ignore[reportAssignmentType]
+
+
+def encode(message: Message) -> bytes:
+    """The bytes of one message."""
+    return _encoder.encode(message)
+
+
+def decode(data: bytes | bytearray | memoryview) -> Message:
+    """The message in `data`; raises msgspec.ValidationError (a ValueError) when it is none of ours."""
+    return _decoder.decode(data)
