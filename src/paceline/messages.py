@@ -70,13 +70,14 @@ class ModelSpec(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Hello(Message, frozen=True):
-    """A worker wants to be a member. `num_batches` is 0 when its loader has no ledger."""
+    """A worker wants to be a member; `pace` is what its script asks for, empty when it leaves that to the run."""
 
     worker: int
     incarnation: int
     pid: int
     host: str
     model: ModelSpec
+    pace: str = ""
 
 
 class Seeded(Message, frozen=True):
@@ -103,7 +104,8 @@ class Drawn(Message, frozen=True):
 
     `owners` is empty with leases `exact`; with `static` it names the worker of each entry. `updates` is the
     number of sync updates of the epoch. `cut` is the number of samples that a lease cuts off the list of
-    samples (`--batch global`), 0 when entries are whole batches. The indices are an attachment.
+    samples (`--batch global`), 0 when entries are whole batches. `repeated` of the samples stand in the list
+    twice (padding of a fixed split). The indices are an attachment.
     """
 
     epoch: int
@@ -111,6 +113,7 @@ class Drawn(Message, frozen=True):
     owners: tuple[int, ...]
     updates: int
     cut: int = 0
+    repeated: int = 0
 
 
 class LeaseRequest(Message, frozen=True):
@@ -244,11 +247,16 @@ class Plan(Message, frozen=True):
 
 
 class Grant(Message, frozen=True):
-    """Entries leased to you, in order; empty: none can be had now. `cuts` are the sample ranges (start, stop) of each."""
+    """Entries leased to you, in order; empty: none can be had now.
+
+    `cuts` are the sample ranges (start, stop) of each, empty when entries are whole batches. `recalled` entries
+    were taken back unstarted, before the new ones were leased.
+    """
 
     epoch: int
     positions: tuple[int, ...]
     cuts: tuple[tuple[int, int], ...] = ()
+    recalled: tuple[int, ...] = ()
 
 
 class Start(Message, frozen=True):
@@ -330,15 +338,6 @@ class Accept(Message, frozen=True):
     """Add this gradient to the accumulator now; its Fold follows."""
 
     member: Member
-
-
-class Discard(Message, frozen=True):
-    """A gradient was refused: nothing is read from that buffer."""
-
-    worker: int
-    incarnation: int
-    step: int
-    buffer: int
 
 
 class Fold(Message, frozen=True):
@@ -431,7 +430,7 @@ class Finished(Message, frozen=True):
 
 
 class Attach(Message, frozen=True):
-    """A worker's arena is the attachment; answered by Taken of step -1."""
+    """A worker's arena is the attachment; answered by Linked."""
 
     worker: int
     incarnation: int
@@ -440,11 +439,13 @@ class Attach(Message, frozen=True):
 class Pull(Message, frozen=True):
     """Once at `at_least`: tell the version, and with `copy` write the shard's parameters into the worker's arena.
 
-    `buffers` asks the shard that holds them for the averaged buffers too.
+    The answer also waits until the worker's gradient of step `taken` has been read (-1: of none), so that its
+    buffer may be written again. `buffers` asks the shard that holds them for the averaged buffers too.
     """
 
     at_least: int
     copy: bool
+    taken: int = -1
     buffers: bool = False
 
 
@@ -454,10 +455,8 @@ class Params(Message, frozen=True):
     version: int
 
 
-class Taken(Message, frozen=True):
-    """The server will not read the gradient of `step` any more: its buffer is free."""
-
-    step: int
+class Linked(Message, frozen=True):
+    """The server has the worker's arena mapped."""
 
 
 class State(Message, frozen=True):
@@ -481,9 +480,9 @@ WorkerToCoordinator = (
 )  # fmt: skip
 ServerToCoordinator = ServerHello | Serving | PartNorm | NotFinite | Finished | Failed
 CoordinatorToWorker = Welcome | Go | Draw | Plan | Grant | Start | EpochOver | Met | Halt
-CoordinatorToServer = Serve | Accept | Discard | Fold | Factor | Snapshot | Restate | Gone | Finish | Halt
+CoordinatorToServer = Serve | Accept | Fold | Factor | Snapshot | Restate | Gone | Finish | Halt
 WorkerToServer = Attach | Pull
-ServerToWorker = Params | Taken | State | Halt
+ServerToWorker = Params | Linked | State | Halt
 
 AnyMessage = WorkerToCoordinator | ServerToCoordinator | CoordinatorToWorker | CoordinatorToServer | WorkerToServer | ServerToWorker  # fmt: skip
 

@@ -1,0 +1,64 @@
+"""What a role wants done. Roles return these values; engines carry them out, in order."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from paceline.messages import Address, Message
+from paceline.pace import LrRule, Pace
+
+
+class Send(NamedTuple):
+    """Hand `message` to `to`; `attachments` are opaque handles that the engine knows how to pass on."""
+
+    to: Address
+    message: Message
+    attachments: tuple[object, ...] = ()
+
+
+class Note(NamedTuple):
+    """One line of `events.jsonl`, without its time."""
+
+    event: dict[str, object]
+
+
+class Metrics(NamedTuple):
+    """What a worker's script logged, placed on the run's sample clock."""
+
+    worker: int
+    metrics: dict[str, float]
+    epoch: int
+    samples: int
+    weight: int
+
+
+class Warn(NamedTuple):
+    """A sentence for the user that ends nothing."""
+
+    sentence: str
+
+
+class End(NamedTuple):
+    """The job is over: `code` is its exit code, `sentence` the reason (empty when all went well)."""
+
+    code: int
+    sentence: str
+
+
+Effect = Send | Note | Metrics | Warn | End
+
+
+class JobSettings(NamedTuple):
+    """What the coordinator has to know about the job; the rest of the settings concerns others.
+
+    `pace_is_open`: nobody chose a pace, so the script's own (`init(pace=...)`) decides.
+    """
+
+    num_workers: int
+    num_servers: int
+    pace: Pace
+    pace_is_open: bool = False
+    leases: Literal["exact", "static"] = "exact"
+    batch: Literal["per-worker", "global"] = "per-worker"
+    lr_rule: LrRule | None = None
+    patience_s: float = 60.0
