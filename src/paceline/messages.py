@@ -214,22 +214,21 @@ class Bye(Message, frozen=True):
 class Welcome(Message, frozen=True):
     """You are a member. The parameter arena is an attachment. `first`: write the initial values into it.
 
-    `epoch` is the epoch to begin with, `version` the newest update. `num_servers` shards are reached at the
-    addresses that the engine knows.
+    `version` is the newest update. `num_servers` shards are reached at the addresses that the engine knows.
     """
 
     first: bool
     num_workers: int
     num_servers: int
-    epoch: int
     version: int
     pace: Pace
 
 
 class Go(Message, frozen=True):
-    """All that must be there is there: training may begin."""
+    """All that must be there is there: training may begin, with `epoch`."""
 
     num_workers: int
+    epoch: int = 0
 
 
 class Draw(Message, frozen=True):

@@ -168,8 +168,9 @@ class WorkerRole:
 
     def begin(self, epoch: int) -> Talk[bool]:
         """Ask to compute on the next entry (a further one, when some are started). False: nothing is left to start."""
+        further = bool(self.started)
         yield Send(COORDINATOR, Begin(epoch))
-        start = yield from self._started()
+        start = yield from self._started(read=not further)
         return start.work
 
     def take(self, leased: Leased) -> None:
@@ -215,7 +216,7 @@ class WorkerRole:
         self.started.clear()
         self._in_flight[self.buffer] = self.step_index
         self.step_index += 1
-        return (yield from self._started())
+        return (yield from self._started(read=True))
 
     def pull(self, *, at_least: int = 0, buffers: bool = False, private: bool = True) -> Talk[None]:
         """Read every shard, `at_least` as new as asked; `private` copies it into this worker's own memory."""
@@ -272,8 +273,8 @@ class WorkerRole:
 
     # --- parts --------------------------------------------------------------------------------------------
 
-    def _started(self) -> Talk[Start]:
-        """Wait for leave to go on, take note of what came with it, read the parameters."""
+    def _started(self, *, read: bool) -> Talk[Start]:
+        """Wait for leave to go on, take note of what came with it, `read` the parameters (not in mid-step)."""
         start, _ = yield from self._expect(Start, "let this worker go on")
         self._take_back(start.recalled)
         self._hold(start.leased, start.cuts)
@@ -284,7 +285,8 @@ class WorkerRole:
             self.pace = start.pace
         if start.refused:
             self._in_flight[1 - self.buffer] = -1
-        yield from self.pull(at_least=start.at_least, private=not start.in_place)
+        if read:
+            yield from self.pull(at_least=start.at_least, private=not start.in_place)
         return start
 
     def _hold(self, positions: tuple[int, ...], cuts: tuple[tuple[int, int], ...]) -> None:

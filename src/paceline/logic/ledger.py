@@ -1,0 +1,203 @@
+"""The sample ledger of one epoch: which entries of the batch list are free, held, started or settled, and whose.
+
+Every entry is in exactly one place, so "the epoch is over" is a count that reaches zero. Leases hand out entries
+in order; what comes back goes to the front, unchanged. It refuses to settle an entry twice.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from enum import Enum
+
+
+class Place(Enum):
+    """Where an entry is; FOLDED and SKIPPED are final."""
+
+    FREE = "free"
+    HELD = "held"
+    STARTED = "started"
+    PENDING = "pending"
+    FOLDED = "folded"
+    SKIPPED = "skipped"
+
+
+class Ledger:
+    """Entries 0..len(sizes)-1 with their numbers of samples.
+
+    `owners` gives each entry to one worker (static leases). With `cut`, `sizes` is one list of samples that
+    `lease` cuts into entries: each stretch of `cut` samples is split among the live workers.
+
+    >>> ledger = Ledger((4, 4, 2))
+    >>> ledger.lease(7, 2), ledger.start(7), ledger.num_free
+    ([0, 1], 0, 1)
+    """
+
+    def __init__(self, sizes: Sequence[int], *, owners: Sequence[int] = (), cut: int = 0) -> None:
+        self.sizes = list(sizes) if not cut else []
+        self.places = [Place.FREE] * len(self.sizes)
+        self.cuts: list[tuple[int, int]] = []
+        self.held: dict[int, deque[int]] = {}
+        self.samples = {place: 0 for place in (Place.FOLDED, Place.SKIPPED)}
+        self.num_samples = sum(sizes)
+        self._cut, self._uncut = cut, (0, self.num_samples if cut else 0)
+        self._pieces: deque[int] = deque()
+        self._free: deque[int] = deque() if owners else deque(range(len(self.sizes)))
+        self._owners = tuple(owners)
+        self._owned: dict[int, deque[int]] = {}
+        for position, owner in enumerate(owners):
+            self._owned.setdefault(owner, deque()).append(position)
+        self._num_owned = len(owners)
+        self._unsettled = len(self.sizes)
+
+    @property
+    def is_static(self) -> bool:
+        """Whether entries have owners."""
+        return bool(self._owners)
+
+    @property
+    def num_free(self) -> int:
+        """Entries that nobody holds; samples not cut yet count as one entry a piece to come."""
+        uncut = self._uncut[1] - self._uncut[0]
+        return len(self._free) + self._num_owned + (max(1, len(self._pieces)) if uncut else 0)
+
+    @property
+    def done(self) -> bool:
+        """Whether every sample is folded or skipped."""
+        return not self._unsettled and self._uncut[0] == self._uncut[1]
+
+    def has_for(self, worker: int) -> bool:
+        """Whether `worker` could be leased an entry now."""
+        return bool(self._free or self._owned.get(worker) or self._uncut[0] < self._uncut[1])
+
+    def holds(self, worker: int) -> bool:
+        """Whether `worker` has unstarted entries: leased to it, or its own by a fixed split."""
+        return bool(self.held.get(worker) or self._owned.get(worker))
+
+    def share(self, num_workers: int) -> int:
+        """How many entries a lease should have: a few, fewer towards the end."""
+        rest = self.num_free
+        if self._cut:
+            rest = max(rest, (self._uncut[1] - self._uncut[0]) * num_workers // self._cut)
+        return max(1, min(4, rest // (2 * num_workers)))
+
+    def lease(self, worker: int, count: int, num_workers: int = 1) -> list[int]:
+        """Up to `count` entries for `worker`, in order: its own ones, else returned and then new ones."""
+        leased: list[int] = []
+        own = self._owned.get(worker)
+        while len(leased) < count:
+            if own:
+                position = own.popleft()
+                self._num_owned -= 1
+            elif self._free:
+                position = self._free.popleft()
+            elif self._uncut[0] < self._uncut[1]:
+                position = self._cut_next(num_workers)
+            else:
+                break
+            self.places[position] = Place.HELD
+            leased.append(position)
+        if leased:
+            self.held.setdefault(worker, deque()).extend(leased)
+        return leased
+
+    def start(self, worker: int) -> int:
+        """The next entry that `worker` holds is being computed on."""
+        position = self.held[worker].popleft()
+        self.places[position] = Place.STARTED
+        return position
+
+    def pend(self, positions: Sequence[int]) -> None:
+        """The gradient of started entries was accepted."""
+        for position in positions:
+            self._move(position, Place.STARTED, Place.PENDING)
+
+    def fold(self, positions: Sequence[int]) -> None:
+        """The gradient of pending entries is in an update."""
+        for position in positions:
+            self._move(position, Place.PENDING, Place.FOLDED)
+            self.samples[Place.FOLDED] += self.sizes[position]
+            self._unsettled -= 1
+
+    def skip(self, positions: Sequence[int]) -> None:
+        """Entries that nobody will compute on again."""
+        for position in positions:
+            self._move(position, Place.STARTED, Place.SKIPPED)
+            self.samples[Place.SKIPPED] += self.sizes[position]
+            self._unsettled -= 1
+
+    def give_back(self, started: Sequence[int]) -> None:
+        """Started entries that were not folded go to the front, in their order: for anyone, or for their owner."""
+        for position in started:
+            self._move(position, Place.STARTED, Place.FREE)
+        self._return(started)
+
+    def release(self, worker: int) -> list[int]:
+        """What `worker` holds unstarted goes back; returns it."""
+        held = list(self.held.pop(worker, ()))
+        for position in held:
+            self._move(position, Place.HELD, Place.FREE)
+        self._return(held)
+        return held
+
+    def disown(self, worker: int) -> None:
+        """A dead worker's fixed share is open to the survivors, behind what else is free."""
+        own = self._owned.pop(worker, deque())
+        self._num_owned -= len(own)
+        self._free.extend(own)
+
+    def recall(self, victim: int, count: int) -> list[int]:
+        """Take the last `count` unstarted entries back from `victim`, to be leased again."""
+        held = self.held.get(victim, deque())
+        taken = [held.pop() for _ in range(min(count, len(held)))][::-1]
+        for position in taken:
+            self._move(position, Place.HELD, Place.FREE)
+        self._return(taken)
+        return taken
+
+    def close(self) -> dict[int, list[int]]:
+        """Give up all that nobody computes on or has pushed; returns what each worker held of it."""
+        taken = {worker: list(held) for worker, held in self.held.items() if held}
+        for position, place in enumerate(self.places):
+            if place in (Place.FREE, Place.HELD):
+                self.places[position] = Place.SKIPPED
+                self.samples[Place.SKIPPED] += self.sizes[position]
+                self._unsettled -= 1
+        self.samples[Place.SKIPPED] += self._uncut[1] - self._uncut[0]
+        self._uncut = (self._uncut[1], self._uncut[1])
+        self._num_owned = 0
+        for queue in (self._free, self._owned, self.held):
+            queue.clear()
+        return taken
+
+    def cut_of(self, position: int) -> tuple[int, int] | None:
+        """The sample range of an entry that was cut from a list of samples."""
+        return self.cuts[position] if self._cut else None
+
+    def _return(self, positions: Sequence[int]) -> None:
+        for position in reversed(positions):
+            own = self._owned.get(self._owners[position]) if self._owners else None
+            if own is None:
+                self._free.appendleft(position)
+            else:
+                own.appendleft(position)
+                self._num_owned += 1
+
+    def _cut_next(self, num_workers: int) -> int:
+        start, stop = self._uncut
+        if not self._pieces:
+            whole = min(self._cut, stop - start)
+            sizes = (whole // num_workers + (i < whole % num_workers) for i in range(num_workers))
+            self._pieces.extend(size for size in sizes if size)
+        size = self._pieces.popleft()
+        self.cuts.append((start, start + size))
+        self.sizes.append(size)
+        self.places.append(Place.FREE)
+        self._uncut = (start + size, stop)
+        self._unsettled += 1
+        return len(self.sizes) - 1
+
+    def _move(self, position: int, was: Place, now: Place) -> None:
+        if self.places[position] is not was:
+            raise AssertionError(f"entry {position} is {self.places[position].value}, not {was.value}")
+        self.places[position] = now

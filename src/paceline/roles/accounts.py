@@ -1,0 +1,93 @@
+"""The books of a run: what was folded, by whom, how stale, how long it took. Pure sums; the summary is made of them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Tally:
+    """One worker's sums, kept after it has left."""
+
+    def __init__(self) -> None:
+        self.samples = self.steps = self.refused = 0
+        self.compute_s = self.wait_s = 0.0
+
+
+class Ledgers(NamedTuple):
+    """Sample-epochs by what became of them."""
+
+    once: int = 0
+    repeated: int = 0
+    skipped: int = 0
+    undone: int = 0
+
+
+class Accounts:
+    """Everything that `summary.json` reports and the progress line shows."""
+
+    def __init__(self) -> None:
+        self.samples = self.pushed_bytes = self.pulled_bytes = self.refused = self.moves = 0
+        self.ledgers = Ledgers()
+        self.tallies: dict[int, Tally] = {}
+        self.stalenesses: dict[int, int] = {}
+        self.lost: list[int] = []
+        self.first_s: float | None = None
+        self.last_s: float | None = None
+        self.loss: float | None = None
+        self._final: dict[str, dict[int, float]] = {}
+
+    def of(self, worker: int) -> Tally:
+        """The sums of `worker`."""
+        tally = self.tallies.get(worker)
+        if tally is None:
+            tally = self.tallies[worker] = Tally()
+        return tally
+
+    def logged(self, worker: int, metrics: dict[str, float], weight: int) -> None:
+        """A line of the script; `loss` is smoothed over about 50 lines, weighted by samples."""
+        for name, value in metrics.items():
+            self._final.setdefault(name, {})[worker] = value
+        loss = metrics.get("loss")
+        if loss is not None and loss == loss:
+            share = min(1.0, 0.02 * max(1, weight) / 32)
+            self.loss = loss if self.loss is None else self.loss + share * (loss - self.loss)
+
+    def staled(self, stalenesses: tuple[int, ...]) -> None:
+        """Stalenesses of one update's members."""
+        for tau in stalenesses:
+            self.stalenesses[tau] = self.stalenesses.get(tau, 0) + 1
+
+    def settle(self, *, folded: int, repeated: int, skipped: int) -> None:
+        """An epoch is over (or given up)."""
+        old, repeated = self.ledgers, min(repeated, folded)
+        self.ledgers = Ledgers(old.once + folded - repeated, old.repeated + repeated, old.skipped + skipped, old.undone)
+
+    def staleness(self) -> dict[str, float]:
+        """Mean, median, 99th percentile and maximum over all folded gradients."""
+        count = sum(self.stalenesses.values())
+        if not count:
+            return {"mean": 0.0, "p50": 0, "p99": 0, "max": 0}
+        ordered = sorted(self.stalenesses.items())
+        mean = sum(tau * times for tau, times in ordered) / count
+        return {"mean": mean, "p50": _quantile(ordered, count, 0.5), "p99": _quantile(ordered, count, 0.99), "max": ordered[-1][0]}
+
+    def final(self) -> dict[str, float]:
+        """The last value of every metric, from the lowest worker that was not lost."""
+        last: dict[str, float] = {}
+        for name, values in self._final.items():
+            kept = [worker for worker in values if worker not in self.lost] or list(values)
+            last[name] = values[min(kept)]
+        return last
+
+    def wall_s(self) -> float:
+        """From the first lease to the last fold."""
+        return 0.0 if self.first_s is None or self.last_s is None else self.last_s - self.first_s
+
+
+def _quantile(ordered: list[tuple[int, int]], count: int, share: float) -> int:
+    seen = 0
+    for tau, times in ordered:
+        seen += times
+        if seen >= share * count:
+            return tau
+    return ordered[-1][0]

@@ -1,0 +1,174 @@
+"""The coordinator's part that lets members in: the first gathering, the initial values, late joiners.
+
+The job begins when all workers have said hello or the patience is over, then with those that are there. The lowest
+of them writes the initial values; everyone else takes them from the shards.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from paceline.errors import ConfigError, UsageError
+from paceline.logic.membership import Phase, Worker
+from paceline.logic.partition import first_difference, layout_of
+from paceline.messages import COORDINATOR, Go, Hello, Serve, Welcome
+from paceline.pace import check_pace, parse_pace
+from paceline.roles.epochs import Epochs
+from paceline.roles.job import Job
+
+LAST_CALL = 10
+"""How many patiences the job waits for a first hello before it gives up."""
+
+
+class Forming(Enum):
+    """How far the first gathering is."""
+
+    GATHERING = "waiting for workers"
+    SEEDING = "the first worker writes the initial values"
+    SERVING = "the servers build their shards"
+    ATTACHING = "the workers hand over their memory"
+    BEGUN = "begun"
+
+
+class Enrolment:
+    """Who may join and when the job begins."""
+
+    def __init__(self, job: Job, epochs: Epochs) -> None:
+        self.job, self.epochs = job, epochs
+        self.forming = Forming.GATHERING
+        self.began_s = 0.0
+        self._servers: set[int] = set()
+        self._serving: set[int] = set()
+        self._first = -1
+        self._seeded = self._has_state = False
+
+    def hello(self, worker_id: int, hello: Hello, now_s: float) -> None:
+        """A worker wants to join."""
+        worker = Worker(worker_id, hello.incarnation, hello.pid, hello.host, hello.model)
+        self.job.members.add(worker)
+        if self.job.model is not None and not self._same_model(worker):
+            return
+        if self.job.settings.pace_is_open and hello.pace and self.forming is Forming.GATHERING and not self._take_pace(worker_id, hello.pace):
+            return
+        self.job.note("join", role="worker", id=worker.id, worker=worker.id, pid=hello.pid, host=hello.host)
+        if self.forming is Forming.GATHERING:
+            if len(self.job.members.workers) >= self.job.settings.num_workers:
+                self.form()
+        elif self.forming in (Forming.ATTACHING, Forming.BEGUN):
+            self._welcome(worker, first=False)
+
+    def _take_pace(self, worker_id: int, text: str) -> bool:
+        try:
+            pace = parse_pace(text)
+            for sentence in check_pace(pace, self.job.settings.num_workers):
+                self.job.warn(sentence)
+        except ConfigError as error:
+            self.job.end(2, f"worker {worker_id}: {error}")
+            return False
+        self.job.pace = pace
+        return True
+
+    def _same_model(self, worker: Worker) -> bool:
+        model = self.job.model
+        assert model is not None
+        difference = first_difference(model, worker.model)
+        if difference:
+            self.job.end(1, f"worker {worker.id}'s model is not that of worker {self._first}: {difference}")
+        return not difference
+
+    def form(self) -> None:
+        """Begin with those that are there: the lowest writes the initial values."""
+        workers = self.job.members.workers
+        self._first = min(workers)
+        if self.job.model is None:
+            try:
+                self.job.gradient_bytes = layout_of(workers[self._first].model).trainable_bytes
+            except UsageError as error:
+                self.job.end(1, str(error))
+                return
+        self.job.model = workers[self._first].model
+        if all(self._same_model(worker) for worker in workers.values()):
+            self.forming = Forming.SEEDING
+            self._welcome(workers[self._first], first=True)
+
+    def _welcome(self, worker: Worker, *, first: bool) -> None:
+        job = self.job
+        worker.welcomed = True
+        job.tell(worker, Welcome(first, job.settings.num_workers, job.settings.num_servers, job.version, job.pace))
+        worker.told_pace = job.num_paces
+
+    def server_hello(self, shard: int, pid: int, host: str) -> None:
+        """A server is there."""
+        self._servers.add(shard)
+        self.job.note("join", role="server", id=shard, worker=None, pid=pid, host=host)
+        self._serve()
+
+    def seeded(self, worker: Worker, has_state: bool) -> None:
+        """The initial values are written."""
+        if self.forming is Forming.SEEDING and worker.id == self._first:
+            self._seeded, self._has_state = True, has_state
+            self._serve()
+
+    def _serve(self) -> None:
+        job = self.job
+        if self.forming is not Forming.SEEDING or not self._seeded or len(self._servers) < len(job.servers):
+            return
+        assert job.model is not None
+        self.forming = Forming.SERVING
+        for server in job.servers:
+            job.send(server, Serve(server.id, len(job.servers), job.model, self._has_state))
+
+    def serving(self, shard: int) -> None:
+        """A shard is built; with the last one everyone may attach."""
+        self._serving.add(shard)
+        if self.forming is Forming.SERVING and len(self._serving) == len(self.job.servers):
+            self.forming = Forming.ATTACHING
+            for worker in self.job.members.workers.values():
+                if not worker.welcomed:
+                    self._welcome(worker, first=False)
+
+    def attached(self, worker: Worker, now_s: float) -> None:
+        """Every server has this worker's memory."""
+        worker.attached = True
+        self.job.members.move(worker, Phase.RESTING)
+        if self.forming is Forming.BEGUN:
+            self.epochs.recount(worker)
+            self.job.tell(worker, Go(self.job.settings.num_workers, self.epochs.joined(worker)))
+        else:
+            self.begin_if_complete(now_s)
+
+    def begin_if_complete(self, now_s: float) -> None:
+        """The job begins when all of the first gathering have attached."""
+        workers = self.job.members.workers.values()
+        if self.forming is not Forming.ATTACHING or not workers or not all(worker.attached for worker in workers):
+            return
+        self.forming, self.began_s = Forming.BEGUN, now_s
+        for worker in workers:
+            self.job.members.count(worker)
+            self.epochs.recount(worker)
+            self.job.tell(worker, Go(self.job.settings.num_workers, self.epochs.index))
+
+    def left(self, worker: Worker, now_s: float) -> None:
+        """A member is gone before the job began: another one may have to seed."""
+        if self.forming is Forming.SEEDING and worker.id == self._first and not self._seeded and self.job.members.workers:
+            self.form()
+        self.begin_if_complete(now_s)
+
+    def overdue(self, now_s: float, started_s: float) -> None:
+        """The patience with the first gathering is over."""
+        if self.forming is Forming.BEGUN:
+            return
+        patience_s, workers = self.job.settings.patience_s, self.job.members.workers
+        if self.forming is Forming.GATHERING:
+            if workers:
+                self.form()
+            elif now_s - started_s >= LAST_CALL * patience_s:
+                self.job.end(5, f"no worker has called run.prepare within {LAST_CALL * patience_s:g} s")
+        elif now_s - started_s >= LAST_CALL * patience_s:
+            self.job.end(5, f"the job did not begin within {LAST_CALL * patience_s:g} s: {self.waits_for()}")
+
+    def waits_for(self) -> str:
+        """Whom the gathering waits for, in words."""
+        missing = [str(server) for server in self.job.servers if server.id not in self._serving]
+        late = [f"worker {worker.id}" for worker in self.job.members.workers.values() if not worker.attached]
+        return f"{COORDINATOR} waits for {', '.join(missing + late) or 'nobody'}"

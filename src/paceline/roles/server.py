@@ -1,0 +1,236 @@
+"""A server: applies the order to its shard, entry by entry, and answers pulls between entries.
+
+It holds no policy. The store does the arithmetic (`tensors.Shard`, or counters where only the order matters); a
+clipped fold waits for its factor, and what comes behind it waits in line.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from paceline.messages import (
+    COORDINATOR,
+    Accept,
+    Address,
+    Attach,
+    Factor,
+    Finish,
+    Finished,
+    Fold,
+    Gone,
+    Linked,
+    Member,
+    Message,
+    NotFinite,
+    Params,
+    PartNorm,
+    Pull,
+    Restate,
+    Serve,
+    Serving,
+    Snapshot,
+    State,
+)
+from paceline.roles.effects import Effect, End, Send
+
+MAX_LINE = 100_000
+"""Entries that may wait behind a clipped fold; more means that the coordinator is out of its mind."""
+
+
+class ShardStore(Protocol):
+    """One shard's arithmetic; see `tensors.shard.Shard`."""
+
+    def attach(self, worker: int, incarnation: int, memory: object) -> None:
+        """Map a worker's arena."""
+        ...
+
+    def detach(self, worker: int, incarnation: int) -> None:
+        """Let a worker's arena go."""
+        ...
+
+    def gather(self, member: Member) -> None:
+        """Add a member's weighted gradient to the accumulator."""
+        ...
+
+    def reduce(self, members: tuple[Member, ...], scale: float) -> None:
+        """Make the fold's gradient of the accumulator and the members that are not gathered."""
+        ...
+
+    def square_norm(self) -> float:
+        """The squared 2-norm of the fold's gradient."""
+        ...
+
+    def apply(self, *, factor: float, lr_factor: float, hyper: bytes, absent: bytes) -> None:
+        """Take the optimizer's step."""
+        ...
+
+    def find_non_finite(self) -> str | None:
+        """The name of a parameter that is not finite."""
+        ...
+
+    def copy_out(self, worker: int, incarnation: int, *, buffers: bool) -> None:
+        """Write the shard into a worker's private parameters."""
+        ...
+
+    def take_buffers(self, member: Member) -> None:
+        """Average a worker's buffers in."""
+        ...
+
+    def save(self, *, optimizer: bool) -> bytes:
+        """The shard's state."""
+        ...
+
+    def load(self, state: bytes | memoryview, *, parameters: bool, optimizer: bool) -> None:
+        """Replace the shard's state by its slices of a whole one."""
+        ...
+
+
+class Waiting(NamedTuple):
+    """A pull that the shard is not new enough for."""
+
+    sender: Address
+    pull: Pull
+
+
+class Server:
+    """One shard's role. `build` makes the store from Serve and its attachments."""
+
+    def __init__(self, shard: int, build: Callable[[Serve, tuple[object, ...]], ShardStore]) -> None:
+        self.shard = shard
+        self.version = 0
+        self.store: ShardStore | None = None
+        self._build = build
+        self._early: list[tuple[Address, Attach, tuple[object, ...]]] = []
+        self._line: deque[tuple[Message, tuple[object, ...]]] = deque()
+        self._clipped: Fold | None = None
+        self._pulls: list[Waiting] = []
+        self._incarnations: dict[int, int] = {}
+        self._taken: dict[int, int] = {}
+        self._outbox: list[Effect] = []
+
+    def handle(self, sender: Address, message: Message, attachments: tuple[object, ...] = ()) -> list[Effect]:
+        """A message of the coordinator or a worker; effects in order."""
+        match message:
+            case Pull():
+                self._pull(Waiting(sender, message))
+            case Attach():
+                self._attach(sender, message, attachments)
+            case Factor(version=version, factor=factor):
+                self._factor(version, factor)
+            case Serve():
+                self._serve(message, attachments)
+            case _:
+                self._line.append((message, attachments))
+                if len(self._line) > MAX_LINE:
+                    self._outbox.append(End(4, f"server {self.shard} has {MAX_LINE} orders waiting behind update {self.version + 1}"))
+        self._advance()
+        outbox, self._outbox = self._outbox, []
+        return outbox
+
+    def left(self, who: Address) -> list[Effect]:
+        """A worker's connection is closed: nothing more is written for it."""
+        self._pulls = [waiting for waiting in self._pulls if waiting.sender != who]
+        return []
+
+    def _serve(self, serve: Serve, attachments: tuple[object, ...]) -> None:
+        self.store = self._build(serve, attachments)
+        self._outbox.append(Send(COORDINATOR, Serving()))
+        early, self._early = self._early, []
+        for sender, attach, arena in early:
+            self._attach(sender, attach, arena)
+
+    def _attach(self, sender: Address, attach: Attach, attachments: tuple[object, ...]) -> None:
+        if self.store is None:
+            self._early.append((sender, attach, attachments))
+            return
+        self.store.attach(attach.worker, attach.incarnation, attachments[0] if attachments else None)
+        self._incarnations[attach.worker] = attach.incarnation
+        self._taken[attach.worker] = -1
+        self._outbox.append(Send(sender, Linked()))
+
+    # --- the order ----------------------------------------------------------------------------------------
+
+    def _advance(self) -> None:
+        while self._line and self._clipped is None and self.store is not None:
+            message, attachments = self._line.popleft()
+            self._enact(self.store, message, attachments)
+            self._answer()
+
+    def _enact(self, store: ShardStore, message: Message, attachments: tuple[object, ...]) -> None:
+        match message:
+            case Accept(member=member):
+                store.gather(member)
+                self._consume(store, member)
+            case Fold():
+                self._fold(store, message)
+            case Snapshot(worker=worker, request=request, optimizer=optimizer):
+                state = store.save(optimizer=optimizer)
+                self._outbox.append(Send(Address("worker", worker), State(request, self.version), (state,)))
+            case Restate(version=version, has_parameters=parameters, has_optimizer_state=optimizer):
+                state = attachments[0]
+                assert isinstance(state, bytes | memoryview)
+                store.load(state, parameters=parameters, optimizer=optimizer)
+                self.version = version
+            case Gone(worker=worker, incarnation=incarnation):
+                if self._incarnations.get(worker) == incarnation:
+                    store.detach(worker, incarnation)
+                    del self._incarnations[worker]
+                    self._pulls = [waiting for waiting in self._pulls if waiting.sender != Address("worker", worker)]
+            case Finish():
+                self._outbox.append(Send(COORDINATOR, Finished(self.version)))
+            case _:
+                self._outbox.append(End(4, f"server {self.shard} got {type(message).__name__}, which is no order"))
+
+    def _fold(self, store: ShardStore, fold: Fold) -> None:
+        if fold.version != self.version + 1:
+            self._outbox.append(End(4, f"server {self.shard} is at version {self.version} and was ordered to make {fold.version}"))
+            return
+        store.reduce(fold.members, fold.scale)
+        if fold.clip:
+            self._clipped = fold
+            self._outbox.append(Send(COORDINATOR, PartNorm(fold.version, store.square_norm())))
+        else:
+            self._apply(store, fold, 1.0)
+
+    def _factor(self, version: int, factor: float) -> None:
+        fold, store = self._clipped, self.store
+        if fold is None or store is None or fold.version != version:
+            return
+        self._clipped = None
+        self._apply(store, fold, factor)
+        self._answer()
+
+    def _apply(self, store: ShardStore, fold: Fold, factor: float) -> None:
+        store.apply(factor=factor, lr_factor=fold.lr_factor, hyper=fold.hyper, absent=fold.absent)
+        self.version = fold.version
+        for member in fold.members:
+            if not member.gathered:
+                self._consume(store, member)
+        name = store.find_non_finite()
+        if name is not None:
+            self._outbox.append(Send(COORDINATOR, NotFinite(fold.version, name)))
+
+    def _consume(self, store: ShardStore, member: Member) -> None:
+        if member.buffer_samples and not member.gathered:
+            store.take_buffers(member)
+        if self._incarnations.get(member.worker) == member.incarnation:
+            self._taken[member.worker] = member.step
+
+    # --- pulls --------------------------------------------------------------------------------------------
+
+    def _answer(self) -> None:
+        waiting, self._pulls = self._pulls, []
+        for one in waiting:
+            self._pull(one)
+
+    def _pull(self, one: Waiting) -> None:
+        """Answer a pull when the shard is new enough and the worker's buffer is read, else keep it."""
+        store, pull, number = self.store, one.pull, one.sender.id
+        if store is None or self.version < pull.at_least or self._taken.get(number, -1) < pull.taken:
+            self._pulls.append(one)
+            return
+        if pull.copy and number in self._incarnations:
+            store.copy_out(number, self._incarnations[number], buffers=pull.buffers)
+        self._outbox.append(Send(one.sender, Params(self.version)))
