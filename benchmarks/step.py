@@ -1,0 +1,197 @@
+"""How fast a training step is beside DDP, and an exchange of 100 MB beside all-reduce, torch rpc and Ray.
+
+Every contender runs in processes of its own, one after another, in alternating order, `--repeats` times; a figure is
+the median over repeats of each run's median step. Prints a table and writes JSON. Nothing else should run beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+HERE = Path(__file__).parent
+MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 33)}
+TIMEOUT_S = 240.0
+
+TARGETS = (
+    ("sync step / DDP fused", "paceline 25m", "ddp fused 25m", 0.60),
+    ("sync step / DDP fused, malloc tuned", "paceline 25m", "ddp fused+malloc 25m", 0.70),
+    ("sync step / DDP default", "paceline 25m", "ddp default 25m", 0.45),
+    ("1 M sync step / DDP fused", "paceline 1m", "ddp fused 1m", 0.70),
+    ("sync exchange / all-reduce + apply", "paceline sync exchange", "all-reduce exchange", 0.60),
+    ("async exchange / torch rpc", "paceline async exchange", "rpc exchange", 0.30),
+    ("async exchange / Ray actor", "paceline async exchange", "ray exchange", 0.60),
+)
+
+
+def free_port() -> int:
+    """A port that is free now."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def environment(**extra: str) -> dict[str, str]:
+    """The contenders' environment: one thread, our modules on the path."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE), **extra}
+
+
+def run_ranks(script: str, arguments: list[str], num_ranks: int, extra: dict[str, str]) -> float:
+    """Start `num_ranks` processes of a peer; the median milliseconds of rank 0's steps."""
+    with tempfile.TemporaryDirectory() as folder:
+        out, port = Path(folder) / "out.json", str(free_port())
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, str(HERE / "peers" / script), *arguments],
+                env=environment(RANK=str(rank), WORLD_SIZE=str(num_ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=port, BENCH_OUT=str(out), **extra),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+            for rank in range(num_ranks)
+        ]
+        try:
+            for process in ranks:
+                process.wait(TIMEOUT_S)
+        finally:
+            for process in ranks:
+                process.kill()
+        return float(json.loads(out.read_text())["ms"])
+
+
+def run_paceline(script: str, arguments: list[str], num_workers: int, pace: str) -> float:
+    """The same under `paceline run`."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "out.json"
+        command = [sys.executable, "-m", "paceline", "run", "--workers", str(num_workers), "--servers", "2", "--pace", pace]
+        command += ["--out", str(Path(folder) / "run"), str(HERE / "peers" / script), *arguments]
+        done = subprocess.run(command, env=environment(BENCH_OUT=str(out)), capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}: {done.stderr[-2000:]}")
+        return float(json.loads(out.read_text())["ms"])
+
+
+def memory_rates() -> dict[str, float]:
+    """Copy rate of two threads and of one (GB/s), one norm and one SGD apply of 100 MB (ms), measured here and now."""
+    import torch
+
+    numbers = 25_000_000
+    source, target = torch.ones(numbers), torch.zeros(numbers)
+
+    def best(action: Callable[[], object], threads: int) -> float:
+        torch.set_num_threads(threads)
+        times: list[float] = []
+        for _ in range(9):
+            start = time.perf_counter()
+            action()
+            times.append(time.perf_counter() - start)
+        return median(times)
+
+    return {
+        "copy_2_threads_gb_s": numbers * 4e-9 / best(lambda: target.copy_(source), 2),
+        "copy_ms": 1e3 * best(lambda: target.copy_(source), 1),
+        "norm_ms": 1e3 * best(lambda: source.norm(), 1),
+        "apply_ms": 1e3 * best(lambda: target.add_(source, alpha=-0.01), 1),
+    }
+
+
+def contenders(steps: int, *, ray: str | None) -> dict[str, Callable[[], float]]:
+    """Name to run."""
+    few = str(max(10, steps // 2))
+    runs: dict[str, Callable[[], float]] = {}
+    for size, num in (("25m", steps), ("1m", 10 * steps)):
+        arguments = [size, str(num)]
+        runs[f"paceline {size}"] = lambda a=arguments: run_paceline("paceline_step.py", a, 2, "sync")
+        runs[f"ddp fused {size}"] = lambda a=arguments: run_ranks("ddp_step.py", [*a, "fused"], 2, {})
+        runs[f"compute {size}"] = lambda a=arguments: run_ranks("compute_step.py", a, 2, MALLOC)
+    runs["ddp fused+malloc 25m"] = lambda: run_ranks("ddp_step.py", ["25m", str(steps), "fused"], 2, MALLOC)
+    runs["ddp default 25m"] = lambda: run_ranks("ddp_step.py", ["25m", str(steps), "default"], 2, {})
+    runs["paceline sync exchange"] = lambda: run_paceline("paceline_exchange.py", [few], 2, "sync")
+    runs["all-reduce exchange"] = lambda: run_ranks("allreduce_exchange.py", [few], 2, {})
+    runs["paceline async exchange"] = lambda: run_paceline("paceline_exchange.py", [few], 1, "async")
+    runs["rpc exchange"] = lambda: run_ranks("rpc_exchange.py", [few], 2, {})
+    if ray:
+        runs["ray exchange"] = lambda: run_ray(ray, few)
+    return runs
+
+
+def run_ray(python: str, steps: str) -> float:
+    """The Ray peer runs with the interpreter that has Ray."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "out.json"
+        command = [python, str(HERE / "peers" / "ray_exchange.py"), steps]
+        subprocess.run(command, env=environment(BENCH_OUT=str(out)), capture_output=True, timeout=TIMEOUT_S, check=True)
+        return float(json.loads(out.read_text())["ms"])
+
+
+def measure(runs: dict[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
+    """Every contender `repeats` times, forwards and backwards in turn."""
+    results: dict[str, list[float]] = {name: [] for name in runs}
+    for repeat in range(repeats):
+        names = list(runs) if repeat % 2 == 0 else list(runs)[::-1]
+        for name in names:
+            results[name].append(runs[name]())
+            print(f"{repeat + 1}/{repeats} {name}: {results[name][-1]:.2f} ms", file=sys.stderr, flush=True)
+    return results
+
+
+def floors(middle: dict[str, float], rates: dict[str, float]) -> list[tuple[str, float, float]]:
+    """Targets that are ratios to counted work: (name, measured ratio, bound)."""
+    rows: list[tuple[str, float, float]] = []
+    if {"paceline 25m", "compute 25m"} <= middle.keys():
+        floor_ms = (2 + 6) * 0.1 / (rates["copy_2_threads_gb_s"] * 2) * 1e3
+        rows.append(("time beyond compute / floor", (middle["paceline 25m"] - middle["compute 25m"]) / floor_ms, 1.5))
+    if "paceline async exchange" in middle:
+        work_ms = rates["apply_ms"] + rates["copy_ms"] + rates["norm_ms"]
+        rows.append(("async exchange / (apply + copy + norm)", middle["paceline async exchange"] / work_ms, 1.5))
+    return rows
+
+
+def show(results: dict[str, list[float]], rates: dict[str, float]) -> dict[str, object]:
+    """Print the tables; return what the JSON file holds."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    middle = {name: median(times) for name, times in results.items()}
+    table = Table("contender", "ms", "lowest", "highest", title="medians of steps")
+    for name, times in results.items():
+        table.add_row(name, f"{middle[name]:.2f}", f"{min(times):.2f}", f"{max(times):.2f}")
+    console.print(table)
+    ratios = [(name, middle[ours] / middle[peer], bound) for name, ours, peer, bound in TARGETS if ours in middle and peer in middle]
+    ratios += floors(middle, rates)
+    verdicts = Table("ratio", "measured", "at most", "", title="against the targets")
+    for name, ratio, bound in ratios:
+        verdicts.add_row(name, f"{ratio:.2f}", f"{bound:.2f}", "reached" if ratio <= bound else "MISSED")
+    console.print(verdicts)
+    return {"ms": results, "median_ms": middle, "memory": rates, "ratios": [{"name": n, "ratio": r, "at_most": b} for n, r, b in ratios]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--only", nargs="*", help="contenders whose name contains one of these words")
+    parser.add_argument("--ray", help="a Python that has ray, numpy and torch; its peer is left out without it")
+    parser.add_argument("--out", type=Path, default=HERE / "results" / "step.json")
+    args = parser.parse_args()
+    runs = contenders(args.steps, ray=args.ray)
+    if args.only:
+        runs = {name: run for name, run in runs.items() if any(word in name for word in args.only)}
+    rates = memory_rates()
+    shown = show(measure(runs, args.repeats), rates)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps(shown, indent=1))
+    print(f"written to {args.out}")
+
+
+if __name__ == "__main__":
+    main()
