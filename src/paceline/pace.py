@@ -7,6 +7,7 @@ Nothing here decides anything: the rules that read a pace are in `logic/`.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from enum import Enum
 from typing import Literal
@@ -14,6 +15,12 @@ from typing import Literal
 import msgspec
 
 from paceline.errors import ConfigError
+
+LrRule = Literal["linear", "sqrt", "none"]
+WeightingRule = Literal["none", "inverse", "polynomial"]
+
+MOST_COUNT = 1_000_000
+MOST_GRACE_S = 3600.0
 
 
 class Late(Enum):
@@ -56,12 +63,11 @@ class Weighting(msgspec.Struct, frozen=True):
     `polynomial` is (1 + tau) ** -exponent (FedAsync, Xie et al. 2019).
     """
 
-    rule: Literal["none", "inverse", "polynomial"] = "none"
+    rule: WeightingRule = "none"
     exponent: float = 1.0
 
 
 ALL = Quorum("all")
-LrRule = Literal["linear", "sqrt", "none"]
 
 
 class Pace(msgspec.Struct, frozen=True):
@@ -88,12 +94,18 @@ class Pace(msgspec.Struct, frozen=True):
 
 
 def _whole(name: str, text: str, *, least: int) -> int:
+    if not re.fullmatch(r"-?[0-9]{1,12}", text) or not least <= int(text) <= MOST_COUNT:
+        raise ConfigError(f"pace {name!r}: {text!r} is not allowed, it must be a whole number from {least} to {MOST_COUNT}")
+    return int(text)
+
+
+def _number(name: str, text: str, *, most: float) -> float:
     try:
-        value = int(text)
+        value = float(text)
     except ValueError:
-        raise ConfigError(f"pace {name!r}: {text!r} is not a whole number") from None
-    if value < least:
-        raise ConfigError(f"pace {name!r}: {value} is not allowed, the least is {least}")
+        value = math.nan
+    if not 0.0 <= value <= most:
+        raise ConfigError(f"pace {name!r}: {text!r} is not allowed, it must be a number from 0 to {most:g}")
     return value
 
 
@@ -147,8 +159,9 @@ _NAMES: dict[str, tuple[Callable[..., Pace], tuple[str, ...], str]] = {
     "ssp": (_ssp, ("s",), "as async, no worker more than s steps ahead of the slowest"),
 }
 
-_WEIGHTINGS = ("none", "inverse", "polynomial")
-_LR_RULES = ("linear", "sqrt", "none")
+_WEIGHTINGS: dict[str, WeightingRule] = {"none": "none", "inverse": "inverse", "polynomial": "polynomial"}
+_LR_RULES: dict[str, LrRule] = {"linear": "linear", "sqrt": "sqrt", "none": "none"}
+_KEYS = ("max_lead", "max_staleness", "grace_s", "weighting", "lr_rule")
 
 
 def pace_names() -> list[tuple[str, str]]:
@@ -156,45 +169,36 @@ def pace_names() -> list[tuple[str, str]]:
     return [(":".join((name, *args)), meaning) for name, (_, args, meaning) in _NAMES.items()]
 
 
-def _seconds(name: str, text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not (0.0 <= value < math.inf):
-        raise ConfigError(f"pace {name!r}: grace_s={text} is not a time in seconds, 0 or more")
-    return value
+def _bound(name: str, text: str) -> int | None:
+    return None if text == "inf" else _whole(name, text, least=0)
+
+
+def _weighting(name: str, text: str) -> Weighting:
+    word, colon, exponent = text.partition(":")
+    rule = _WEIGHTINGS.get(word)
+    if rule is None or (colon and rule != "polynomial"):
+        raise ConfigError(f"pace {name!r}: weighting={text} is not known, allowed: none, inverse, polynomial, polynomial:EXPONENT")
+    return Weighting(rule, _number(name, exponent, most=10.0)) if colon else Weighting(rule)
+
+
+def _lr_rule(name: str, text: str) -> LrRule:
+    if text not in _LR_RULES:
+        raise ConfigError(f"pace {name!r}: lr_rule={text} is not known, allowed: {', '.join(_LR_RULES)}")
+    return _LR_RULES[text]
 
 
 def _with_key(pace: Pace, key: str, text: str) -> Pace:
     match key:
         case "max_lead" | "max_staleness":
-            value = None if text == "inf" else _whole(f"{pace.name},{key}={text}", text, least=0)
-            return msgspec.structs.replace(pace, **{key: value})
+            return msgspec.structs.replace(pace, **{key: _bound(pace.name, text)})
         case "grace_s":
-            return msgspec.structs.replace(pace, grace_s=_seconds(pace.name, text))
+            return msgspec.structs.replace(pace, grace_s=_number(pace.name, text, most=MOST_GRACE_S))
         case "weighting":
-            rule, _, exponent = text.partition(":")
-            if rule not in _WEIGHTINGS or (exponent and rule != "polynomial"):
-                raise ConfigError(f"pace {pace.name!r}: weighting={text} is not known, allowed: {', '.join(_WEIGHTINGS)}[:A]")
-            return msgspec.structs.replace(pace, weighting=Weighting(rule, _exponent(pace.name, exponent)))
+            return msgspec.structs.replace(pace, weighting=_weighting(pace.name, text))
         case "lr_rule":
-            if text not in _LR_RULES:
-                raise ConfigError(f"pace {pace.name!r}: lr_rule={text} is not known, allowed: {', '.join(_LR_RULES)}")
-            return msgspec.structs.replace(pace, lr_rule=text)
+            return msgspec.structs.replace(pace, lr_rule=_lr_rule(pace.name, text))
         case _:
-            allowed = "max_lead, max_staleness, grace_s, weighting, lr_rule"
-            raise ConfigError(f"pace {pace.name!r}: {key!r} is not a key, allowed: {allowed}")
-
-
-def _exponent(name: str, text: str) -> float:
-    try:
-        value = float(text or 1.0)
-    except ValueError:
-        value = math.nan
-    if not 0.0 <= value <= 10.0:
-        raise ConfigError(f"pace {name!r}: the exponent {text!r} of its weighting must be 0 to 10")
-    return value
+            raise ConfigError(f"pace {pace.name!r}: {key!r} is not a key, allowed: {', '.join(_KEYS)}")
 
 
 def parse_pace(text: str) -> Pace:
@@ -207,36 +211,47 @@ def parse_pace(text: str) -> Pace:
 
     Raises ConfigError when the name, an argument or a key is not known or out of bounds.
     """
-    head, *pairs = text.strip().split(",")
+    text = text.strip()
+    head, *pairs = text.split(",")
     name, *args = head.split(":")
     known = _NAMES.get(name)
     if known is None:
-        raise ConfigError(f"unknown pace {text!r}; allowed: {', '.join(shown for shown, _ in pace_names())}")
+        raise ConfigError(f"unknown pace {text!r}, allowed: {', '.join(shown for shown, _ in pace_names())}")
     make, wanted, _ = known
     if len(args) != len(wanted):
-        shown = ":".join((name, *wanted))
-        raise ConfigError(f"pace {text!r} takes {len(wanted)} argument(s), written {shown}; got {len(args)}")
-    pace = make(text.strip(), *args)
+        raise ConfigError(f"pace {text!r} is not complete or has too much, it is written {':'.join((name, *wanted))}")
+    pace, seen = make(text, *args), set[str]()
     for pair in pairs:
-        key, equals, value = pair.partition("=")
+        key, equals, value = (part.strip() for part in pair.partition("="))
         if not equals:
-            raise ConfigError(f"pace {text!r}: {pair!r} is not KEY=VALUE")
-        pace = _with_key(pace, key.strip(), value.strip())
-    if pace.weighting.rule != "none" and pace.lr_rule in ("linear", "sqrt"):
-        raise ConfigError(f"pace {text!r} weighs gradients by staleness, so lr_rule must be none, not {pace.lr_rule}")
+            raise ConfigError(f"pace {text!r}: {pair!r} is not KEY=VALUE, allowed keys: {', '.join(_KEYS)}")
+        if key in seen:
+            raise ConfigError(f"pace {text!r}: {key} is given twice, once is allowed")
+        seen.add(key)
+        pace = _with_key(pace, key, value)
+    check_lr_rule(pace, pace.lr_rule)
     return pace
+
+
+def check_lr_rule(pace: Pace, lr_rule: LrRule | None) -> None:
+    """Raise ConfigError when `lr_rule` would scale by the quorum what `pace` already scales by staleness."""
+    if pace.weighting.rule != "none" and lr_rule in ("linear", "sqrt"):
+        raise ConfigError(f"pace {pace.name!r} weighs gradients by staleness, so the learning rate rule must be none, got {lr_rule}")
 
 
 def check_pace(pace: Pace, num_workers: int) -> list[str]:
     """Raise ConfigError when `pace` cannot work with `num_workers`; return warnings, a sentence each."""
-    quorum, rule = pace.quorum.of(num_workers), pace.quorum
-    if pace.distinct and rule.rule == "count" and quorum > num_workers:
-        raise ConfigError(f"pace {pace.name!r}: a quorum of {quorum} different workers needs at least {quorum} workers, got {num_workers}")
+    rule, quorum = pace.quorum, pace.quorum.of(num_workers)
+    if pace.distinct and quorum > num_workers:
+        raise ConfigError(
+            f"pace {pace.name!r} needs {quorum} different workers for an update, with {num_workers} it must be 1 to {num_workers}"
+        )
     if rule.rule == "part" and rule.value > num_workers:
-        raise ConfigError(f"pace {pace.name!r}: its argument must be 1..{num_workers} for {num_workers} workers, got {rule.value}")
+        raise ConfigError(f"pace {pace.name!r} splits {num_workers} workers in {rule.value} parts, it must be 1 to {num_workers}")
     if rule.rule == "minus" and rule.value >= num_workers:
-        raise ConfigError(f"pace {pace.name!r}: at most {num_workers - 1} of {num_workers} workers can be backups, got {rule.value}")
+        raise ConfigError(f"pace {pace.name!r} leaves no worker to wait for, with {num_workers} it must be 0 to {num_workers - 1}")
     steady = math.ceil(num_workers / quorum) - 1
-    if pace.late is Late.KEEP and pace.max_staleness is not None and pace.max_staleness < steady:
-        return [f"max_staleness={pace.max_staleness} is below {steady}, the steady staleness of {num_workers} equal workers: many gradients will be refused"]
-    return []
+    if pace.late is Late.DROP or pace.max_staleness is None or pace.max_staleness >= steady:
+        return []
+    bound = f"pace {pace.name!r}: max_staleness {pace.max_staleness} is below {steady}, the steady staleness of {num_workers} equal workers"
+    return [f"{bound}, so many gradients will be refused"]
