@@ -55,3 +55,9 @@ def test_data_is_read_back_whole_up_to_a_bound() -> None:
     with pytest.raises(ProtocolError, match="3000 bytes, at most 2999"):
         memory.read_all(fd, at_most=2999)
     os.close(fd)
+
+
+def test_empty_data_is_read_back_empty() -> None:
+    fd = memory.create_from("message", b"")
+    assert memory.read_all(fd, at_most=0) == b""
+    os.close(fd)

@@ -18,6 +18,10 @@ def create(name: str, size_bytes: int) -> int:
     """A descriptor of `size_bytes` zeros; `name` is what /proc shows. Raises ValueError for a size below 1."""
     if size_bytes < 1:
         raise ValueError(f"memory {name!r} must have at least 1 byte, got {size_bytes}")
+    return _sealed(name, size_bytes)
+
+
+def _sealed(name: str, size_bytes: int) -> int:
     fd = os.memfd_create(f"paceline-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, size_bytes)
@@ -29,13 +33,13 @@ def create(name: str, size_bytes: int) -> int:
 
 
 def create_from(name: str, data: bytes | bytearray | memoryview) -> int:
-    """A descriptor of a memory file that holds `data`, which is not empty."""
-    fd = create(name, len(data))
+    """A descriptor of a memory file that holds `data`."""
+    view = memoryview(data).cast("B")
+    fd = _sealed(name, len(view))
     try:
-        with memoryview(data).cast("B") as view:
-            done = 0
-            while done < len(view):
-                done += os.pwrite(fd, view[done:], done)
+        done = 0
+        while done < len(view):
+            done += os.pwrite(fd, view[done:], done)
     except BaseException:
         os.close(fd)
         raise

@@ -1,0 +1,151 @@
+"""What a worker's session holds of the engine it runs on: the conversations' driver, memory, and who this worker is.
+
+The session talks in generators (`roles.worker`); the link sends, waits with a deadline, and turns the end of the run
+or of a peer into an exception.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from pathlib import Path
+from time import monotonic
+from typing import NamedTuple, TypeVar
+
+from paceline.engine.carry import carry, take_bytes
+from paceline.errors import DeadlineError, PeerLostError, RunEnded
+from paceline.messages import COORDINATOR, Address, Halt
+from paceline.ports import Delivery, Port
+from paceline.roles.effects import Send
+from paceline.roles.worker import Receive, Talk
+from paceline.transport import memory
+
+T = TypeVar("T")
+
+LEAST_PATIENCE_S = 30.0
+COORDINATOR_PATIENCES = 12
+"""The coordinator judges who is late, so a worker waits longer for it than it waits for anybody."""
+REASON_S = 2.0
+"""How long the reason of a peer's end (a Halt) may take after that end."""
+
+
+class Shared(NamedTuple):
+    """Memory that others can map: `attachment` goes into a message, `memory` is this process's map of it."""
+
+    attachment: int
+    memory: mmap.mmap
+
+
+class Member(NamedTuple):
+    """Who this worker is, in which run."""
+
+    worker: int
+    incarnation: int
+    num_workers: int
+    num_servers: int
+    run_dir: Path
+    script: str
+
+
+class Link:
+    """A worker's access to the run. Not for use by two threads."""
+
+    def __init__(self, port: Port, member: Member, *, patience_s: float) -> None:
+        self.member = member
+        self.joined = False
+        self._port = port
+        self._patience_s = max(patience_s, LEAST_PATIENCE_S)
+        self._owing: set[Address] = set()
+
+    # --- conversations ------------------------------------------------------------------------------------
+
+    def drive(self, conversation: Talk[T]) -> T:
+        """Run a conversation of `roles.worker` to its end and return its value.
+
+        Raises RunEnded when the run is ended from elsewhere, PeerLostError when the coordinator or a server is
+        gone, DeadlineError when nothing came for too long; each names who and what was waited for.
+        """
+        delivery: Delivery | None = None
+        try:
+            while True:
+                wanted = conversation.send(delivery) if delivery is not None else next(conversation)
+                if isinstance(wanted, Receive):
+                    delivery = self._receive(wanted.why)
+                else:
+                    self._send(wanted)
+                    delivery = None
+        except StopIteration as end:
+            return end.value
+
+    def _send(self, send: Send) -> None:
+        self._owing.add(send.to)
+        try:
+            carry(self._port, send)
+        except PeerLostError as error:
+            self._await_reason()
+            raise PeerLostError(f"worker {self.member.worker} cannot go on: {error}") from None
+
+    def _receive(self, why: str) -> Delivery:
+        late = sorted(who for who in self._owing if who.role == "server")
+        patience_s = self._patience_s * (1 if late else COORDINATOR_PATIENCES)
+        delivery = self._port.receive(patience_s)
+        if delivery is None:
+            names = ", ".join(map(str, late or [COORDINATOR]))
+            raise DeadlineError(f"worker {self.member.worker} waited {patience_s:g} s for {names} to {why}")
+        if isinstance(delivery.message, Halt):
+            raise RunEnded(delivery.message.code, delivery.message.sentence)
+        if delivery.message is None:
+            self._await_reason()
+            raise PeerLostError(f"worker {self.member.worker} lost {delivery.sender}, while it waited for it to {why}")
+        self._owing.discard(delivery.sender)
+        return delivery
+
+    def _await_reason(self) -> None:
+        """Somebody is gone; if the coordinator still tells the reason, that is what counts."""
+        until_s = monotonic() + REASON_S
+        while (left_s := until_s - monotonic()) > 0.0:
+            delivery = self._port.receive(left_s)
+            if delivery is not None and isinstance(delivery.message, Halt):
+                raise RunEnded(delivery.message.code, delivery.message.sentence)
+            if delivery is not None and delivery.message is None and delivery.sender.role != "server":
+                return
+
+    # --- memory -------------------------------------------------------------------------------------------
+
+    def share(self, name: str, size_bytes: int) -> Shared:
+        """New memory of zeros that servers can map; see `let_go`."""
+        fd = memory.create(name, size_bytes)
+        return Shared(fd, memory.map_shared(fd))
+
+    def map(self, attachment: int, size_bytes: int) -> mmap.mmap:
+        """The memory that a received attachment is, at least `size_bytes`; the attachment itself is used up."""
+        try:
+            return memory.map_shared(attachment, size_bytes)
+        finally:
+            os.close(attachment)
+
+    def read(self, attachment: int) -> bytes:
+        """A copy of what a received attachment holds; the attachment itself is used up."""
+        return take_bytes(attachment)
+
+    def let_go(self, attachment: int) -> None:
+        """Close an attachment that nobody is to be given any more; maps of it live on."""
+        os.close(attachment)
+
+    def close(self) -> None:
+        """End every connection; what is still queued is sent first."""
+        self._port.close()
+
+
+_current: Link | None = None
+
+
+def install(link: Link) -> None:
+    """Make `link` this process's own; an engine does so before it runs the script."""
+    global _current
+    _current = link
+
+
+def current() -> Link | None:
+    """The link of the engine that runs this process's script; None under plain python."""
+    return _current
