@@ -1,0 +1,205 @@
+"""The settings of a run as frozen values, and how each is read from a text or a TOML value and written back.
+
+Nothing here knows where a value came from (see `config`). Every refusal names the value and what is allowed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple, get_args
+
+import msgspec
+
+from paceline.errors import ConfigError
+from paceline.pace import LrRule, Pace, check_lr_rule, check_pace, pace_names, parse_pace
+
+Leases = Literal["exact", "static"]
+Batch = Literal["per-worker", "global"]
+
+MOST_PROCESSES = 1024
+MOST_SEED = 2**31 - 1
+MOST_SLOW = 1000.0
+LEAST_PATIENCE_S, MOST_PATIENCE_S = 0.1, 86_400.0
+_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_NUMBER = r"[0-9]{1,9}(?:\.[0-9]{1,6})?"
+
+
+def _plain(number: float) -> str:
+    """All of a number's digits, as `_NUMBER` reads them."""
+    return f"{number:.6f}".rstrip("0").rstrip(".")
+
+
+class Slow(msgspec.Struct, frozen=True):
+    """Worker `worker` takes `factor` times as long, from share `start` to share `stop` of the run's samples."""
+
+    worker: int
+    factor: float
+    start: float = 0.0
+    stop: float = 1.0
+
+    def __str__(self) -> str:
+        span = "" if (self.start, self.stop) == (0.0, 1.0) else f"@{_plain(self.start)}-{_plain(self.stop)}"
+        return f"{self.worker}={_plain(self.factor)}{span}"
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """What a run is told. `compute` names a file of recorded step times; `lr_rule` None follows the optimizer's class."""
+
+    workers: int
+    servers: int
+    pace: Pace
+    leases: Leases
+    batch: Batch
+    lr_rule: LrRule | None
+    out: str
+    seed: int
+    slow: tuple[Slow, ...]
+    compute: str | None
+    patience_s: float
+    config: str | None = None
+    script: str = ""
+    args: tuple[str, ...] = ()
+
+
+class Field(NamedTuple):
+    """One setting: its name in `Settings`, how it is read, how it is written into TOML."""
+
+    stored_as: str
+    parse: Callable[[object], Any]
+    write: Callable[[Any], Any] = lambda value: value
+
+    def of(self, settings: Settings) -> Any:
+        """The value of this setting."""
+        return getattr(settings, self.stored_as)
+
+    def text(self, settings: Settings) -> str:
+        """The value as a person would type it, empty for none."""
+        value = self.of(settings)
+        written = "" if value is None else self.write(value)
+        return ",".join(map(str, written)) if isinstance(written, list) else str(written)
+
+
+def whole(value: object, *, least: int, most: int) -> int:
+    """A whole number within bounds, from an int or its digits."""
+    if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,12}", value.strip()):
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise ConfigError(f"{value!r} is not allowed, it must be a whole number from {least} to {most}")
+    return value
+
+
+def choice(value: object, allowed: Sequence[str]) -> Any:
+    """One of the allowed words."""
+    if value not in allowed:
+        raise ConfigError(f"{value!r} is not allowed, it must be {' or '.join(allowed)}")
+    return value
+
+
+def path_text(value: object) -> str:
+    """A path as it was typed."""
+    if not isinstance(value, str) or not value.strip() or not value.isprintable():
+        raise ConfigError(f"{value!r} is not allowed, it must be a path")
+    return value
+
+
+def as_pace(value: object) -> Pace:
+    """The pace that a text names; a Pace is taken when its name stands for the same one, since it travels by name."""
+    name = value.name if isinstance(value, Pace) else value
+    if not isinstance(name, str):
+        raise ConfigError(f"{value!r} is not allowed, it must be one of {', '.join(shown for shown, _ in pace_names())}")
+    pace = parse_pace(name)
+    if isinstance(value, Pace) and value != pace:
+        raise ConfigError(f"the Pace given differs from what its name {name!r} stands for, name it as NAME:ARG,KEY=VALUE does")
+    return pace
+
+
+def duration_s(value: object) -> float:
+    """Seconds from `60s`, `2m`, `500ms`, `1h` or a plain number of seconds.
+
+    >>> duration_s("2m"), duration_s("500ms"), duration_s(3)
+    (120.0, 0.5, 3.0)
+    """
+    found = re.fullmatch(rf"({_NUMBER}) ?(ms|s|m|h)?", str(value).strip())
+    if found is None:
+        raise ConfigError(f"{value!r} is not a duration, write it as 60s, 2m, 500ms or 1h")
+    return round(float(found[1]) * _UNITS_S[found[2] or "s"], 6)
+
+
+def patience_s(value: object) -> float:
+    """How long others are waited for, in seconds."""
+    seconds = duration_s(value)
+    if not LEAST_PATIENCE_S <= seconds <= MOST_PATIENCE_S:
+        raise ConfigError(f"{value!r} is not allowed, it must be from 100ms to 24h")
+    return seconds
+
+
+def slow_one(value: object) -> Slow:
+    """One slowdown, `WORKER=FACTOR` or `WORKER=FACTOR@FROM-TO`.
+
+    >>> slow_one("1=4@0.33-0.66")
+    Slow(worker=1, factor=4.0, start=0.33, stop=0.66)
+    """
+    found = re.fullmatch(rf"([0-9]{{1,4}})=(-?{_NUMBER})(?:@({_NUMBER})-({_NUMBER}))?", str(value).strip())
+    if found is None:
+        raise ConfigError(f"{value!r} is not a slowdown, write WORKER=FACTOR or WORKER=FACTOR@FROM-TO, as in 1=4 or 1=4@0.33-0.66")
+    slow = Slow(int(found[1]), float(found[2]), float(found[3] or 0.0), float(found[4] or 1.0))
+    if not 1.0 <= slow.factor <= MOST_SLOW:
+        raise ConfigError(f"factor {_plain(slow.factor)} in {value!r} is not allowed, it must be from 1 to {MOST_SLOW:g}")
+    if not 0.0 <= slow.start < slow.stop <= 1.0:
+        raise ConfigError(f"span {slow.start:g}-{slow.stop:g} in {value!r} is not allowed, FROM must be below TO, both from 0 to 1")
+    return slow
+
+
+def slow_list(value: object) -> tuple[Slow, ...]:
+    """Slowdowns from a list, or from one text with commas."""
+    items = value.split(",") if isinstance(value, str) else value
+    if not isinstance(items, Sequence):
+        raise ConfigError(f"{value!r} is not allowed, it must be a list of WORKER=FACTOR texts")
+    slows = tuple(sorted((slow_one(item) for item in items), key=lambda slow: (slow.worker, slow.start)))
+    for slow, later in pairwise(slows):
+        if slow.worker == later.worker and later.start < slow.stop:
+            raise ConfigError(f"worker {slow.worker} is slowed twice at the same time, spans of one worker must not overlap")
+    return slows
+
+
+def recorded(value: object) -> str:
+    """The file that `recorded:FILE` names."""
+    kind, _, path = str(value).partition(":")
+    if kind != "recorded" or not path.strip():
+        raise ConfigError(f"{value!r} is not allowed, it must be recorded:FILE")
+    return path_text(path)
+
+
+FIELDS: dict[str, Field] = {
+    "workers": Field("workers", lambda value: whole(value, least=1, most=MOST_PROCESSES)),
+    "servers": Field("servers", lambda value: whole(value, least=1, most=MOST_PROCESSES)),
+    "pace": Field("pace", as_pace, lambda pace: pace.name),
+    "leases": Field("leases", lambda value: choice(value, get_args(Leases))),
+    "batch": Field("batch", lambda value: choice(value, get_args(Batch))),
+    "lr_rule": Field("lr_rule", lambda value: choice(value, get_args(LrRule))),
+    "out": Field("out", path_text),
+    "seed": Field("seed", lambda value: whole(value, least=0, most=MOST_SEED)),
+    "slow": Field("slow", slow_list, lambda slow: [str(one) for one in slow]),
+    "compute": Field("compute", recorded, lambda path: f"recorded:{path}"),
+    "patience": Field("patience_s", patience_s, lambda seconds: f"{_plain(seconds)}s"),
+}
+
+
+def check_together(settings: Settings) -> tuple[str, ConfigError] | None:
+    """The first setting that does not go with the others, and why."""
+    try:
+        check_pace(settings.pace, settings.workers)
+    except ConfigError as error:
+        return "pace", error
+    try:
+        check_lr_rule(settings.pace, settings.lr_rule)
+    except ConfigError as error:
+        return "lr_rule", error
+    for slow in settings.slow:
+        if slow.worker >= settings.workers:
+            return "slow", ConfigError(
+                f"worker {slow.worker} does not exist, with {settings.workers} it must be 0 to {settings.workers - 1}"
+            )
+    return None
