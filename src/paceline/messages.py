@@ -473,6 +473,31 @@ class Failed(Message, frozen=True):
     text: str = ""
 
 
+# --- coordinator -> supervisor ---------------------------------------------------------------------------
+
+
+class Progress(Message, frozen=True):
+    """The run at a glance, some times a second; the fields of `roles.coordinator.Status`."""
+
+    pace: str
+    version: int
+    samples: int
+    epoch: int
+    epoch_folded: int
+    epoch_samples: int
+    loss: float | None
+    staleness: float
+    num_workers: int
+    waiting_for: tuple[int, ...]
+    begun: bool
+
+
+class Remark(Message, frozen=True):
+    """A sentence for the user that ends nothing."""
+
+    sentence: str
+
+
 WorkerToCoordinator = (
     Hello | Seeded | Attached | Enter | Drawn | LeaseRequest | Begin | GiveBack | Ready | AtEnd | Meet | Log
     | SnapshotRequest | Load | StopRun | Bye | Failed
@@ -482,8 +507,11 @@ CoordinatorToWorker = Welcome | Go | Draw | Plan | Grant | Start | EpochOver | M
 CoordinatorToServer = Serve | Accept | Fold | Factor | Snapshot | Restate | Gone | Finish | Halt
 WorkerToServer = Attach | Pull
 ServerToWorker = Params | Linked | State | Halt
+ToSupervisor = Progress | Remark | Failed
 
-AnyMessage = WorkerToCoordinator | ServerToCoordinator | CoordinatorToWorker | CoordinatorToServer | WorkerToServer | ServerToWorker  # fmt: skip
+AnyMessage = (
+    WorkerToCoordinator | ServerToCoordinator | CoordinatorToWorker | CoordinatorToServer | WorkerToServer | ServerToWorker | ToSupervisor
+)  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(AnyMessage)  # pyright: ignore[reportAssignmentType]
