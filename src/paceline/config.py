@@ -7,7 +7,7 @@ The environment, the number of cores and the time stamp are arguments; only the 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
@@ -54,10 +54,18 @@ class _Given(NamedTuple):
     place: str
 
 
-def _unknown(place: str, name: str, allowed: Sequence[str]) -> ConfigError:
+def _variable(name: str) -> str:
+    return _PREFIX + name.upper()
+
+
+def _dashed(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _unknown(place: str, name: str, allowed: Sequence[str], shown: Callable[[str], str] = str) -> ConfigError:
     near = get_close_matches(name, allowed, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]}?" if near else f"allowed: {', '.join(allowed)}"
-    return ConfigError(f"{place}{name} is not a setting, {hint}")
+    hint = f"did you mean {shown(near[0])}?" if near else f"allowed: {', '.join(map(shown, allowed))}"
+    return ConfigError(f"{place}{shown(name)} is not a setting, {hint}")
 
 
 def _from_arguments(values: Mapping[str, object], origin: str) -> dict[str, _Given]:
@@ -66,7 +74,7 @@ def _from_arguments(values: Mapping[str, object], origin: str) -> dict[str, _Giv
         if name not in FIELDS:
             raise _unknown(f"{origin}: ", name, tuple(FIELDS))
         if value is not None:
-            place = f"--{name.replace('_', '-')}" if origin == COMMAND_LINE else f"init({name}=...)"
+            place = f"--{_dashed(name)}" if origin == COMMAND_LINE else f"init({name}=...)"
             given[name] = _Given(value, origin, place)
     return given
 
@@ -77,11 +85,10 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, _Given]:
     for variable, value in environ.items():
         if not variable.startswith(_PREFIX) or variable.startswith(_ENGINES_OWN):
             continue
-        name = variable.removeprefix(_PREFIX)
-        allowed = tuple(known.upper() for known in (*FIELDS, "config"))
-        if name not in allowed:
-            raise _unknown(f"environment: {_PREFIX}", name, allowed)
-        given[name.lower()] = _Given(value, variable, variable)
+        name = variable.removeprefix(_PREFIX).lower()
+        if name not in (*FIELDS, "config"):
+            raise _unknown("the environment variable ", name, (*FIELDS, "config"), shown=_variable)
+        given[name] = _Given(value, variable, variable)
     return given
 
 
@@ -99,7 +106,7 @@ def _from_file(path: str) -> dict[str, _Given]:
         if key in _TABLES:
             continue
         if name not in FIELDS:
-            raise _unknown(f"{path}: ", key, tuple(known.replace("_", "-") for known in FIELDS))
+            raise _unknown(f"{path}: ", name, tuple(FIELDS), shown=_dashed)
         if name in given:
             raise ConfigError(f"{path}: {key} is given twice, once is allowed")
         given[name] = _Given(value, path, f"{path}: {key}")

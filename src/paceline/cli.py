@@ -1,0 +1,186 @@
+"""The `paceline` command: reads the command line, resolves the settings, hands them to the engine.
+
+Errors of the user are one sentence on stderr and exit code 2. torch is never imported here, so `--help` is fast.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, CycloptsError, Group, Parameter
+from rich.console import Console
+from rich.table import Table
+
+from paceline.config import Resolved, explain, resolve
+from paceline.errors import ConfigError, ExitCode, PacelineError
+from paceline.pace import pace_names
+
+_Script = Annotated[str | None, Parameter(help="The Python file that each worker runs.", show_default=False)]
+_Args = Annotated[str, Parameter(help="The script's own arguments, passed on untouched.", show_default=False)]
+_USAGE = "paceline run [OPTIONS] SCRIPT [ARGS...]"
+_FLAGS = ("--help", "-h", "--version")
+
+_HOW = Group("How to run", sort_key=1)
+_SAMPLES = Group("Samples and learning rate", sort_key=2)
+_TRY = Group("Trying things out", sort_key=3)
+
+
+def _option(group: Group, metavar: str, text: str) -> Parameter:
+    return Parameter(group=group, metavar=metavar, help=text, negative=(), show_default=False)
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The settings that the command line may give, as it gave them; `config` checks them."""
+
+    workers: Annotated[str | None, _option(_HOW, "N", "Processes that run the script. Default: the number of cores.")] = None
+    servers: Annotated[str | None, _option(_HOW, "M", "Processes that hold the parameters. Default: min(cores, workers).")] = None
+    pace: Annotated[str | None, _option(_HOW, "PACE", "How far workers may drift apart, listed below. Default: sync.")] = None
+    out: Annotated[str | None, _option(_HOW, "DIR", "Directory for what the run leaves. Default: runs/SCRIPT-TIME.")] = None
+    seed: Annotated[str | None, _option(_HOW, "S", "Seed of the leases and the workers' random streams. Default: 0.")] = None
+    patience: Annotated[str | None, _option(_HOW, "TIME", "How long others are waited for: 500ms, 60s, 2m. Default: 60s.")] = None
+    config: Annotated[str | None, _option(_HOW, "FILE", "TOML file of settings, beaten by the command line.")] = None
+    leases: Annotated[
+        str | None,
+        _option(_SAMPLES, "RULE", "exact: fast workers take more samples; static: the split of DistributedSampler. Default: exact."),
+    ] = None
+    batch: Annotated[
+        str | None,
+        _option(_SAMPLES, "RULE", "per-worker: the script's batch is each worker's; global: it is cut among them. Default: per-worker."),
+    ] = None
+    lr_rule: Annotated[
+        str | None,
+        _option(_SAMPLES, "RULE", "linear, sqrt or none: how the learning rate follows the quorum. Default: linear for SGD, else sqrt."),
+    ] = None
+    slow: Annotated[
+        tuple[str, ...],
+        _option(_TRY, "W=FACTOR", "Slow worker W down, or only in a share of the run: 1=4 or 1=4@0.33-0.66. May be repeated."),
+    ] = ()
+    compute: Annotated[
+        str | None,
+        _option(_TRY, "recorded:FILE", "Replace each step's compute time by a sleep of the recorded length."),
+    ] = None
+
+
+def _epilogue() -> str:
+    width = max(len(shown) for shown, _ in pace_names())
+    lines = [f"  {shown:<{width}}  {meaning}" for shown, meaning in pace_names()]
+    keys = ["Keys may follow, as in ksync:3,grace_s=0.05:", "  max_lead, max_staleness, grace_s, weighting, lr_rule"]
+    return "\n".join(["Paces:", *lines, *keys])
+
+
+app = App(
+    name="paceline",
+    help="Train a PyTorch model in lockstep, free-running, or anywhere between.",
+    help_epilogue=_epilogue(),
+    help_format="plaintext",
+    version=version("paceline"),
+    print_error=False,
+    exit_on_error=False,
+    result_action="return_value",
+    suppress_keyboard_interrupt=False,
+)
+_config_app = App(name="config", help="Look at settings.")
+app.command(_config_app)
+
+
+def _resolved(options: Options, script: str, args: Sequence[str]) -> Resolved:
+    given = asdict(options)
+    path = given.pop("config")
+    given["slow"] = ",".join(options.slow) or None
+    return resolve(
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        stamp=datetime.now(UTC).strftime("%Y%m%d-%H%M%S"),
+        command_line=given,
+        environ=os.environ,
+        config=path,
+        script=script,
+        args=args,
+    )
+
+
+@app.command(usage=f"Usage: {_USAGE}")
+def run(script: _Script = None, /, *args: _Args, options: Options = Options()) -> int:
+    """Train with SCRIPT on the workers of this machine. What follows SCRIPT is the script's own.
+
+    Every setting can also be an environment variable (PACELINE_WORKERS=4) or a line of a --config file.
+    """
+    if script is None:
+        raise ConfigError(f"run needs a script, as in {_USAGE}")
+    if not Path(script).is_file():
+        raise ConfigError(f"the script {script} {'is not a file' if Path(script).exists() else 'does not exist'}")
+    resolved = _resolved(options, script, args)
+    for sentence in resolved.warnings():
+        _say(sentence)
+    from paceline.engine.local.supervisor import Supervisor
+
+    return Supervisor(resolved).run()
+
+
+@_config_app.command(name="explain", usage="Usage: paceline config explain [OPTIONS] [SCRIPT] [ARGS...]")
+def config_explain(script: _Script = None, /, *args: _Args, options: Options = Options()) -> int:
+    """Show each setting that `run` with the same options would have, and where it came from."""
+    resolved = _resolved(options, script or "", args)
+    table = Table(box=None, pad_edge=False)
+    for column in ("setting", "value", "from"):
+        table.add_column(column, overflow="fold")
+    for row in explain(resolved):
+        table.add_row(*row)
+    Console(highlight=False, markup=False).print(table)
+    for sentence in resolved.warnings():
+        _say(sentence)
+    return ExitCode.OK
+
+
+def _say(sentence: object) -> None:
+    text = " ".join(str(sentence).split())
+    sys.stderr.write(f"paceline: {text}\n")
+
+
+def split_at_script(tokens: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Our own options, and the script with everything after it.
+
+    >>> split_at_script(["--workers", "4", "--seed=1", "train.py", "--workers", "9"])
+    (['--workers', '4', '--seed=1'], ['train.py', '--workers', '9'])
+    """
+    place = 0
+    while place < len(tokens):
+        token = tokens[place]
+        if token == "--":
+            return list(tokens[:place]), list(tokens[place + 1 :])
+        if not token.startswith("-") or token == "-":
+            break
+        takes_next = "=" not in token and token not in _FLAGS and not (tokens[place + 1 : place + 2] or ["--"])[0].startswith("--")
+        place += 2 if takes_next else 1
+    return list(tokens[:place]), list(tokens[place:])
+
+
+def _guarded(tokens: Sequence[str]) -> list[str]:
+    """The tokens with the script's part behind `--`, so that none of it is taken for an option of ours."""
+    for command in (["run"], ["config", "explain"]):
+        if list(tokens[: len(command)]) == command:
+            options, script = split_at_script(tokens[len(command) :])
+            return [*command, *options, "--", *script] if script else [*command, *options]
+    return list(tokens)
+
+
+def main(tokens: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit code."""
+    try:
+        return app(_guarded(sys.argv[1:] if tokens is None else tokens)) or ExitCode.OK
+    except CycloptsError as error:
+        _say(error)
+        return ExitCode.BAD_USAGE
+    except PacelineError as error:
+        _say(error)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
