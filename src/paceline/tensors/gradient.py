@@ -1,0 +1,253 @@
+"""A worker's gradients: copied into its arena while they are hot, measured in the same pass, published from there.
+
+A hook copies each fresh `.grad` and points `.grad` at the arena, so that what follows (accumulation, clipping)
+writes the arena itself. What the hooks could not see is caught up with when the gradient is collected.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+
+from paceline.errors import UsageError
+from paceline.logic.partition import Layout, arena_map
+from paceline.tensors.storage import tensor_at
+from paceline.tensors.watch import version_of
+
+PIECE = 128 * 1024
+"""Elements that are copied and then measured while the cache still holds them."""
+
+UNKNOWN = -1
+
+
+class Gradient(NamedTuple):
+    """What a step publishes: its 2-norm (nan or inf: not finite), the bitmap of parameters without a gradient.
+
+    Bit `i % 8` of byte `i // 8` stands for parameter `i` of the spec; no bytes at all when none is absent.
+    `touched`: the script changed a gradient after its backward pass (clipping, unscaling).
+    """
+
+    norm: float
+    absent: bytes
+    touched: bool
+
+
+class Meter:
+    """Writes sums of squares in float32; bfloat16 goes through one scratch piece, allocated once."""
+
+    def __init__(self) -> None:
+        self._scratch = torch.empty(0)
+
+    def square(self, piece: Tensor, into: Tensor) -> None:
+        """The sum of squares of a flat `piece` of at most PIECE elements."""
+        if piece.dtype is not torch.float32:
+            if not self._scratch.numel():
+                self._scratch = torch.empty(PIECE)
+            piece = self._scratch[: piece.numel()].copy_(piece)
+        torch.dot(piece, piece, out=into)
+
+
+class Slot:
+    """The gradient of one parameter: its place in both buffers, and what is known about the current one.
+
+    `measured` is the version of the current view whose squares are known, `arrived_at` the one that the last
+    hook left. `foreign` is a tensor of the script's own that was found in `.grad`: if it is kept there, it stays.
+    """
+
+    def __init__(self, index: int, name: str, parameter: Tensor, views: tuple[Tensor, Tensor], *, squares: Tensor, meter: Meter) -> None:
+        self.index = index
+        self.name = name
+        self.parameter = parameter
+        self.views = views
+        self.squares = squares
+        self.current = 0
+        self.view = views[0]
+        self.measured = self.arrived_at = UNKNOWN
+        self._pieces = [view.view(-1).split(PIECE) for view in views]
+        self._cells = squares.unbind()
+        self._meter = meter
+        self._foreign: Tensor | None = None
+        self._counted = False
+        self._zero = [True, True]  # a new arena holds zeros
+        self._hook: RemovableHandle | None = None
+
+    def watch(self) -> None:
+        """Let backward passes fill this slot, once the parameter takes gradients at all."""
+        if self._hook is None and self.parameter.requires_grad:
+            self._hook = self.parameter.register_post_accumulate_grad_hook(self._arrive)
+
+    def release(self) -> None:
+        """Take the hook off."""
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+
+    def flip(self, buffer: int, *, keep: bool) -> None:
+        """Work in `buffer` from now on; without `keep`, `.grad` lets go of the other one, which is in flight."""
+        if not keep and self.parameter.grad is self.view:
+            self.parameter.grad = None
+        self.current = buffer
+        self.view = self.views[buffer]
+        self.measured = self.arrived_at = UNKNOWN
+
+    def collect(self) -> bool | None:
+        """Bring what `.grad` is now into the current buffer. None: there is none; True: it was changed after backward."""
+        gradient = self.parameter.grad
+        if gradient is None:
+            self._clear()
+            return None
+        if gradient is not self.view:
+            return self._adopt(gradient)
+        version = version_of(self.view)
+        if version != self.measured:
+            self.measure()
+        return version != self.arrived_at
+
+    def measure(self) -> None:
+        """Measure the current view, now cold."""
+        for piece, cell in zip(self._pieces[self.current], self._cells, strict=True):
+            self._meter.square(piece, cell)
+        self.measured = version_of(self.view)
+        self._counted = True
+
+    def square(self) -> float:
+        """The sum of squares, in float64 throughout where float32 could not hold it."""
+        square = float(self.squares.sum(dtype=torch.float64))
+        if math.isfinite(square):
+            return square
+        return math.fsum(float(wide @ wide) for wide in (piece.double() for piece in self._pieces[self.current]))
+
+    def is_measured(self) -> bool:
+        """Whether `.grad` is the current view, and as far as its version counter tells its squares are known."""
+        return self.measured != UNKNOWN and self.parameter.grad is self.view and self.measured == version_of(self.view)
+
+    def looks_rewritten(self, probe: Tensor) -> bool:
+        """Whether the first piece no longer has the squares that were measured."""
+        self._meter.square(self._pieces[self.current][0], probe)
+        return bool(probe != self._cells[0])
+
+    def _arrive(self, parameter: Tensor) -> None:
+        """The hook: `.grad` holds this backward pass."""
+        gradient = parameter.grad
+        assert gradient is not None
+        if gradient is not self.view:
+            self._check(gradient)
+            if gradient.requires_grad or gradient.dtype is not self.view.dtype or gradient is self._foreign:
+                return
+            self._fill(gradient)
+            parameter.grad = self.view
+            self._foreign = None
+        self.arrived_at = version_of(self.view)
+
+    def _adopt(self, gradient: Tensor) -> bool:
+        """Copy a gradient that is not the current view: the script's own, or one left in the other buffer."""
+        self._check(gradient)
+        self.watch()
+        self._fill(gradient.detach())
+        if gradient is self.views[1 - self.current]:
+            self.parameter.grad = self.view
+        else:
+            self._foreign = gradient
+        return self.arrived_at != UNKNOWN
+
+    def _fill(self, source: Tensor) -> None:
+        pieces = self._pieces[self.current]
+        if len(pieces) > 1 and source.is_contiguous():
+            for piece, part, cell in zip(pieces, source.view(-1).split(PIECE), self._cells, strict=True):
+                piece.copy_(part)
+                self._meter.square(piece, cell)
+            self.measured = version_of(self.view)
+            self._counted = True
+        else:
+            self.view.copy_(source)
+            self.measure()
+        self._zero[self.current] = False
+
+    def _clear(self) -> None:
+        if not self._zero[self.current]:
+            self.view.zero_()
+            self._zero[self.current] = True
+        if self._counted:
+            self.squares.zero_()
+            self._counted = False
+
+    def _check(self, gradient: Tensor) -> None:
+        if gradient.layout is not torch.strided:
+            raise UsageError(
+                f"the gradient of parameter {self.name} is {gradient.layout}; allowed: dense, so build its layer with sparse=False"
+            )
+
+
+class Gradients:
+    """The gradients of all trainable parameters, in the two buffers of a worker's arena."""
+
+    def __init__(self, layout: Layout, parameters: Sequence[Tensor], arena: Tensor) -> None:
+        starts = arena_map(layout).gradients
+        trained = [slot for slot in layout.slots if slot.spec.group >= 0]
+        counts = [max(1, -(-slot.num_elements // PIECE)) for slot in trained]
+        self._squares = torch.zeros(sum(counts))
+        self._probe = torch.zeros(())
+        self._num_parameters = len(parameters)
+        self._slots: list[Slot] = []
+        meter = Meter()
+        for slot, count, stop in zip(trained, counts, accumulate(counts), strict=True):
+            first, second = (tensor_at(arena, start + slot.start, slot.spec) for start in starts)
+            squares = self._squares[stop - count : stop]
+            self._slots.append(Slot(slot.index, slot.spec.name, parameters[slot.index], (first, second), squares=squares, meter=meter))
+
+    def watch(self) -> None:
+        """Hook every parameter that takes gradients."""
+        for slot in self._slots:
+            slot.watch()
+
+    def release(self) -> None:
+        """Take all hooks off."""
+        for slot in self._slots:
+            slot.release()
+
+    def flip(self, buffer: int, *, keep: bool) -> None:
+        """The next gradient goes into `buffer`; with `keep`, the last one is nobody's any more and stays in `.grad`."""
+        for slot in self._slots:
+            slot.flip(buffer, keep=keep)
+
+    @torch.no_grad()
+    def collect(self) -> Gradient:
+        """The gradient as it is now, complete in the current buffer. Raises UsageError when there is none at all.
+
+        May be called again, after the script changed it further.
+        """
+        rewritten = self._rewritten()
+        touched = rewritten
+        absent = bytearray(-(-self._num_parameters // 8))
+        num_absent = 0
+        for slot in self._slots:
+            if rewritten:
+                slot.measured = UNKNOWN
+            found = slot.collect()
+            if found is None:
+                absent[slot.index >> 3] |= 1 << (slot.index & 7)
+                num_absent += 1
+            elif found:
+                touched = True
+        if num_absent == len(self._slots):
+            raise UsageError(
+                "opt.step() was called without a gradient: no parameter of the optimizer has one; call loss.backward() before it"
+            )
+        return Gradient(self._norm(), bytes(absent) if num_absent else b"", touched)
+
+    def _norm(self) -> float:
+        square = float(self._squares.sum(dtype=torch.float64))
+        if not math.isfinite(square):
+            square = math.fsum(slot.square() for slot in self._slots)
+        return math.sqrt(square) if square >= 0.0 else math.nan
+
+    def _rewritten(self) -> bool:
+        """Whether gradients were written past their version counters, as GradScaler.unscale_ does: one piece tells."""
+        probed = next((slot for slot in self._slots if slot.is_measured() and slot.squares[0] > 0.0), None)
+        return probed is not None and probed.looks_rewritten(self._probe)

@@ -1,0 +1,157 @@
+"""A worker's copy of the model: parameters that point into shared memory, gradients that are written there.
+
+The optimizer's state is not here: the servers hold it and make the updates.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from paceline.errors import UsageError
+from paceline.logic.partition import Layout, arena_map, layout_of
+from paceline.messages import ModelSpec
+from paceline.tensors.buffers import Buffers
+from paceline.tensors.gradient import Gradient, Gradients
+from paceline.tensors.spec import Plain, encode, parameters_of, settings_of
+from paceline.tensors.state import pack
+from paceline.tensors.storage import tensor_at
+from paceline.tensors.watch import Watch
+
+
+class Replica:
+    """The worker side of a model and its optimizer, from `seed` or `adopt` on.
+
+    `arena` is this worker's own, `shared` the parameter arena: uint8, one-dimensional, zeroed when new, of the
+    sizes that `logic.partition` gives. The parameter objects stay the ones that the script made.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, spec: ModelSpec, arena: Tensor, shared: Tensor) -> None:
+        layout = layout_of(spec)
+        parameters = parameters_of(model, optimizer)
+        trained = [slot for slot in layout.slots if slot.spec.group >= 0]
+        private_at = arena_map(layout).parameters
+        self._optimizer = optimizer
+        self._layout: Layout = layout
+        self._trained = [parameters[slot.index] for slot in trained]
+        self._private = [tensor_at(arena, private_at + slot.start, slot.spec) for slot in trained]
+        self._shared = [tensor_at(shared, slot.start, slot.spec) for slot in trained]
+        self._constants = [(parameters[s.index], tensor_at(shared, s.start, s.spec)) for s in layout.slots if s.spec.group < 0]
+        self._flat = (arena[private_at : private_at + layout.trainable_bytes], shared[: layout.trainable_bytes])
+        self._in_place: bool | None = None
+        self._watch = Watch(self._trained, [slot.spec.name for slot in trained])
+        self._gradients = Gradients(layout, parameters, arena)
+        self._gradients.watch()
+        self._buffers = Buffers(model, layout, arena, shared)
+        self._settings: list[dict[str, Plain]] = []
+        self._num_groups = len(optimizer.param_groups)
+        self.max_norm = 0.0
+
+    @property
+    def gradient_bytes(self) -> int:
+        """What one push publishes."""
+        return self._layout.trainable_bytes
+
+    @property
+    def parameter_bytes(self) -> int:
+        """What one pull of every shard copies."""
+        return self._layout.trainable_bytes
+
+    # --- start and end ------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def seed(self) -> bytes | None:
+        """Write the initial parameters and buffers into the parameter arena; returns the optimizer's state, if it has any.
+
+        The state is let go of here.
+        """
+        for parameter, view in (*zip(self._trained, self._shared, strict=True), *self._constants):
+            view.copy_(parameter)
+        self._buffers.write_initial()
+        state = pack(self._optimizer) if self._optimizer.state else None
+        self._optimizer.state.clear()
+        return state
+
+    @torch.no_grad()
+    def adopt_constants(self) -> None:
+        """Take the first worker's parameters that no optimizer holds, and its buffers; let go of the optimizer's state."""
+        for parameter, view in self._constants:
+            parameter.copy_(view)
+        self._buffers.read_initial()
+        self._optimizer.state.clear()
+
+    def release(self) -> None:
+        """Take the hooks off; the parameters go on to point where they do."""
+        self._gradients.release()
+
+    # --- parameters ---------------------------------------------------------------------------------------
+
+    def point(self, in_place: bool) -> None:
+        """Let the parameters be the shards' memory, or this worker's private copy of it (filled by a pull)."""
+        if in_place is self._in_place:
+            return
+        for parameter, view in zip(self._trained, self._shared if in_place else self._private, strict=True):
+            parameter.data = view
+        self._in_place = in_place
+        self._watch.settle()
+
+    def copy_private(self) -> None:
+        """Fill the private copy from the shards' memory, which must not be written meanwhile."""
+        private, shared = self._flat
+        private.copy_(shared)
+
+    def check_untouched(self) -> None:
+        """Raise UsageError when the script wrote a parameter.
+
+        A write through `.data` is noticed only when it re-points the parameter.
+        """
+        self._watch.check()
+
+    def settle(self) -> None:
+        """Take the parameters as they are now for the run's own, after a write-through of a loaded state."""
+        self._watch.settle()
+
+    # --- a step -------------------------------------------------------------------------------------------
+
+    def clip(self, max_norm: float) -> None:
+        """The fold of this step is to be clipped to `max_norm`; see `max_norm`, 0 when it is not."""
+        self.max_norm = max_norm
+
+    def local_norm(self) -> float:
+        """The 2-norm of this worker's gradient as it is now."""
+        return self._gradients.collect().norm
+
+    def finish_gradient(self) -> Gradient:
+        """The gradient, complete in the current buffer. Raises UsageError when no parameter has one."""
+        return self._gradients.collect()
+
+    def flip(self, buffer: int, *, keep: bool = False) -> None:
+        """The next backward pass goes into `buffer`.
+
+        `keep`: the last gradient has been read by every server, so `.grad` stays what it is, as in plain torch.
+        Without it the buffer may still be read, nothing may write it, and `.grad` is dropped.
+        """
+        self.max_norm = 0.0
+        self._gradients.flip(buffer, keep=keep)
+
+    def hyper(self) -> bytes:
+        """The msgpack of all groups' settings if they changed since the last call (or at the first), else nothing."""
+        if len(self._optimizer.param_groups) != self._num_groups:
+            found = len(self._optimizer.param_groups)
+            raise UsageError(f"the optimizer had {self._num_groups} param groups at prepare and has {found} now; add groups before prepare")
+        settings = settings_of(self._optimizer)
+        if settings == self._settings:
+            return b""
+        self._settings = settings
+        return encode(settings)
+
+    # --- buffers ------------------------------------------------------------------------------------------
+
+    def store_buffers(self, index: int) -> None:
+        """Copy the model's buffers beside gradient buffer `index`."""
+        self._buffers.store(index)
+
+    def load_mean_buffers(self) -> None:
+        """Copy the averaged buffers that were pulled into the model's."""
+        self._buffers.load_mean()

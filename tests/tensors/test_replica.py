@@ -1,0 +1,526 @@
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import msgspec
+import pytest
+import torch
+from torch import nn
+
+from paceline.errors import UsageError
+from paceline.logic.partition import arena_map, layout_of, parameter_arena_bytes
+from paceline.tensors.replica import Replica
+from paceline.tensors.spec import spec_of
+from paceline.tensors.storage import tensor_at
+
+torch.set_num_threads(1)
+
+
+class Bench(NamedTuple):
+    """A replica on plain tensors, and what its servers would see."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    replica: Replica
+    arena: torch.Tensor
+    shared: torch.Tensor
+
+    def published(self, buffer: int) -> dict[str, torch.Tensor]:
+        layout = layout_of(spec_of(self.model, self.optimizer))
+        start = arena_map(layout).gradients[buffer]
+        return {
+            slot.spec.name: tensor_at(self.arena, start + slot.start, slot.spec).clone() for slot in layout.slots if slot.spec.group >= 0
+        }
+
+
+def bench_of(model: nn.Module, optimizer: torch.optim.Optimizer | None = None, *, shared: torch.Tensor | None = None) -> Bench:
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1)
+    spec = spec_of(model, optimizer)
+    layout = layout_of(spec)
+    arena = torch.zeros(arena_map(layout).size_bytes, dtype=torch.uint8)
+    first = shared is None
+    shared = torch.zeros(parameter_arena_bytes(layout)[1], dtype=torch.uint8) if shared is None else shared
+    replica = Replica(model, optimizer, spec, arena, shared)
+    if first:
+        replica.seed()
+    else:
+        replica.adopt_constants()
+    replica.copy_private()
+    replica.point(False)
+    return Bench(model, optimizer, replica, arena, shared)
+
+
+def mlp(dtype: torch.dtype = torch.float32) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, 3)).to(dtype)
+
+
+def batch(dtype: torch.dtype = torch.float32, seed: int = 1) -> torch.Tensor:
+    return torch.randn(4, 7, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def loss_of(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return model(x).float().square().sum()
+
+
+def plain_gradients(model: nn.Module, *xs: torch.Tensor) -> dict[str, torch.Tensor]:
+    for x in xs:
+        loss_of(model, x).backward()
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def norm_of(gradients: dict[str, torch.Tensor]) -> float:
+    return math.sqrt(sum(float(g.double().square().sum()) for g in gradients.values()))
+
+
+def same(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> bool:
+    return found.keys() == wanted.keys() and all(torch.equal(found[name], wanted[name]) for name in found)
+
+
+# --- gradients -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_backward_pass_leaves_its_gradient_in_the_arena_and_grad_points_there(dtype: torch.dtype):
+    wanted = plain_gradients(mlp(dtype), batch(dtype))
+    bench = bench_of(mlp(dtype))
+    loss_of(bench.model, batch(dtype)).backward()
+    assert same(bench.published(0), wanted)
+    gradient = bench.replica.finish_gradient()
+    assert same(bench.published(0), wanted)
+    assert gradient.norm == pytest.approx(norm_of(wanted), rel=1e-6)
+    assert (gradient.absent, gradient.touched) == (b"", False)
+    first = bench.arena.data_ptr()
+    assert all(first <= p.grad.data_ptr() < first + bench.arena.numel() for p in bench.model.parameters())
+    assert same({name: p.grad for name, p in bench.model.named_parameters()}, wanted)
+
+
+def test_steps_alternate_between_the_buffers():
+    bench = bench_of(mlp())
+    first, second = (plain_gradients(mlp(), batch(seed=seed)) for seed in (1, 2))
+    loss_of(bench.model, batch(seed=1)).backward()
+    bench.replica.finish_gradient()
+    bench.replica.flip(1)
+    bench.optimizer.zero_grad()
+    loss_of(bench.model, batch(seed=2)).backward()
+    assert bench.replica.finish_gradient().norm == pytest.approx(norm_of(second), rel=1e-6)
+    assert same(bench.published(0), first)
+    assert same(bench.published(1), second)
+
+
+def test_two_backward_passes_accumulate_and_do_not_count_as_touched():
+    wanted = plain_gradients(mlp(), batch(seed=1), batch(seed=2))
+    bench = bench_of(mlp())
+    for seed in (1, 2):
+        loss_of(bench.model, batch(seed=seed)).backward()
+    gradient = bench.replica.finish_gradient()
+    assert same(bench.published(0), wanted)
+    assert gradient.norm == pytest.approx(norm_of(wanted), rel=1e-6)
+    assert not gradient.touched
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_zeroing_in_place_never_writes_the_other_buffer(keep: bool):
+    bench = bench_of(mlp())
+    for step in range(4):
+        buffer = step % 2
+        wanted = plain_gradients(mlp(), batch(seed=step))
+        before = bench.published(1 - buffer)
+        bench.optimizer.zero_grad(set_to_none=False)
+        if not keep:
+            assert same(bench.published(1 - buffer), before)
+        loss_of(bench.model, batch(seed=step)).backward()
+        gradient = bench.replica.finish_gradient()
+        assert same(bench.published(buffer), wanted)
+        assert gradient.norm == pytest.approx(norm_of(wanted), rel=1e-6)
+        bench.replica.flip(1 - buffer, keep=keep)
+
+
+def test_a_kept_gradient_may_be_looked_at_and_accumulated_into():
+    wanted = plain_gradients(mlp(), batch(seed=1), batch(seed=2))
+    bench = bench_of(mlp())
+    loss_of(bench.model, batch(seed=1)).backward()
+    bench.replica.finish_gradient()
+    bench.replica.flip(1, keep=True)
+    assert same({name: p.grad for name, p in bench.model.named_parameters()}, plain_gradients(mlp(), batch(seed=1)))
+    loss_of(bench.model, batch(seed=2)).backward()
+    bench.replica.finish_gradient()
+    assert same(bench.published(1), wanted)
+
+
+def test_a_kept_gradient_without_a_new_backward_pass_is_published_again():
+    wanted = plain_gradients(mlp(), batch())
+    bench = bench_of(mlp())
+    loss_of(bench.model, batch()).backward()
+    norm = bench.replica.finish_gradient().norm
+    bench.replica.flip(1, keep=True)
+    assert bench.replica.finish_gradient() == (norm, b"", False)
+    assert same(bench.published(1), wanted)
+
+
+def test_without_keep_the_gradient_is_dropped():
+    bench = bench_of(mlp())
+    loss_of(bench.model, batch()).backward()
+    bench.replica.finish_gradient()
+    bench.replica.flip(1)
+    assert all(p.grad is None for p in bench.model.parameters())
+
+
+def test_a_tied_parameter_gets_the_sum_of_its_uses():
+    def tied() -> nn.Module:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(7, 7), nn.Tanh(), nn.Linear(7, 7))
+        model[2].weight = model[0].weight
+        return model
+
+    wanted = plain_gradients(tied(), batch())
+    bench = bench_of(tied())
+    loss_of(bench.model, batch()).backward()
+    bench.replica.finish_gradient()
+    assert same(bench.published(0), wanted)
+
+
+def test_a_large_parameter_is_copied_and_measured_in_pieces():
+    torch.manual_seed(0)
+    model = nn.Linear(700, 500)
+    bench = bench_of(model)
+    x = torch.randn(3, 700)
+    model(x).square().sum().backward()
+    wanted = {"weight": model.weight.grad.clone(), "bias": model.bias.grad.clone()}
+    gradient = bench.replica.finish_gradient()
+    assert same(bench.published(0), wanted)
+    assert gradient.norm == pytest.approx(norm_of(wanted), rel=1e-6)
+
+
+def test_the_gradient_of_an_unused_or_frozen_parameter_is_absent_and_zero():
+    model = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2)])
+    model[2].requires_grad_(False)
+    bench = bench_of(model)
+    x = torch.ones(1, 2)
+    (model[0](x) + model[1](x)).sum().backward()
+    assert bench.replica.finish_gradient().absent == bytes([0b110000])
+    bench.replica.flip(1)
+    bench.optimizer.zero_grad()
+    model[0](x).sum().backward()
+    assert bench.replica.finish_gradient().absent == bytes([0b111100])
+    bench.replica.flip(0)
+    bench.optimizer.zero_grad()
+    model[1](x).sum().backward()
+    gradient = bench.replica.finish_gradient()
+    published = bench.published(0)
+    assert gradient.absent == bytes([0b110011])
+    assert gradient.norm == pytest.approx(norm_of(published), rel=1e-6)
+    assert not published["0.weight"].any()
+    assert published["1.weight"].any()
+
+
+def test_a_parameter_that_thaws_is_hooked_from_then_on():
+    model = mlp()
+    model[0].requires_grad_(False)
+    bench = bench_of(model)
+    model[0].requires_grad_(True)
+    for step in range(3):
+        bench.optimizer.zero_grad()
+        loss_of(model, batch(seed=step)).backward()
+        wanted = plain_gradients(mlp(), batch(seed=step))
+        bench.replica.finish_gradient()
+        assert same(bench.published(step % 2), wanted)
+        bench.replica.flip(1 - step % 2, keep=True)
+    first = bench.arena.data_ptr()
+    assert first <= model[0].weight.grad.data_ptr() < first + bench.arena.numel()
+
+
+@pytest.mark.parametrize("foreach", [True, False])
+def test_torchs_own_clipping_is_noticed_and_measured_again(foreach: bool):
+    bench = bench_of(mlp())
+    loss_of(bench.model, batch()).backward()
+    full = bench.replica.local_norm()
+    total = nn.utils.clip_grad_norm_(bench.model.parameters(), full / 4, foreach=foreach)
+    assert full == pytest.approx(float(total), rel=1e-5)
+    gradient = bench.replica.finish_gradient()
+    assert gradient.touched
+    assert gradient.norm == pytest.approx(full / 4, rel=1e-5)
+    assert gradient.norm == pytest.approx(norm_of(bench.published(0)), rel=1e-6)
+
+
+def test_unscaling_is_noticed_though_it_moves_no_version_counter():
+    wanted = norm_of(plain_gradients(mlp(), batch()))
+    bench = bench_of(mlp())
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(loss_of(bench.model, batch())).backward()
+    scaler.unscale_(bench.optimizer)
+    gradient = bench.replica.finish_gradient()
+    assert gradient.norm == pytest.approx(wanted, rel=1e-5)
+    assert gradient.touched
+
+
+def test_gradients_set_by_hand_are_taken_and_stay_the_scripts_own():
+    bench = bench_of(mlp())
+    own = {name: torch.full_like(p, 0.5) for name, p in bench.model.named_parameters()}
+    for step in range(2):
+        for name, p in bench.model.named_parameters():
+            p.grad = own[name]
+        bench.replica.finish_gradient()
+        assert same(bench.published(step % 2), own)
+        assert all(p.grad is own[name] for name, p in bench.model.named_parameters())
+        bench.replica.flip(1 - step % 2)
+    for gradient in own.values():
+        gradient.zero_()
+    loss_of(bench.model, batch()).backward()
+    bench.replica.finish_gradient()
+    assert same(bench.published(0), plain_gradients(mlp(), batch()))
+    assert all(p.grad is own[name] for name, p in bench.model.named_parameters())
+
+
+def test_a_replaced_gradient_is_copied_and_counts_as_touched():
+    bench = bench_of(mlp())
+    loss_of(bench.model, batch()).backward()
+    for p in bench.model.parameters():
+        p.grad = p.grad * 0.5
+    gradient = bench.replica.finish_gradient()
+    wanted = {name: g * 0.5 for name, g in plain_gradients(mlp(), batch()).items()}
+    assert same(bench.published(0), wanted)
+    assert gradient.touched
+    assert gradient.norm == pytest.approx(norm_of(wanted), rel=1e-6)
+
+
+def test_a_gradient_with_a_graph_keeps_it():
+    bench = bench_of(mlp())
+    with pytest.warns(UserWarning, match="create_graph"):
+        loss_of(bench.model, batch()).backward(create_graph=True)
+    assert all(p.grad.requires_grad for p in bench.model.parameters())
+    bench.replica.finish_gradient()
+    assert same(bench.published(0), {name: g.detach() for name, g in plain_gradients(mlp(), batch()).items()})
+
+
+def test_a_transposed_gradient_is_copied_by_its_values():
+    bench = bench_of(nn.Linear(400, 400, bias=False))
+    wanted = torch.randn(400, 400)
+    bench.model.weight.grad = wanted.t()
+    gradient = bench.replica.finish_gradient()
+    assert torch.equal(bench.published(0)["weight"], wanted.t())
+    assert gradient.norm == pytest.approx(float(wanted.norm()), rel=1e-5)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_non_finite_gradient_has_a_non_finite_norm(bad: float):
+    bench = bench_of(mlp())
+    loss_of(bench.model, batch()).backward()
+    next(bench.model.parameters()).grad[0, 0] = bad
+    assert not math.isfinite(bench.replica.finish_gradient().norm)
+    bench.replica.flip(1)
+    loss_of(bench.model, batch()).backward()
+    assert math.isfinite(bench.replica.finish_gradient().norm)
+
+
+def test_a_loss_of_nan_is_found_without_a_touch():
+    bench = bench_of(mlp())
+    loss_of(bench.model, batch() * math.nan).backward()
+    gradient = bench.replica.finish_gradient()
+    assert not math.isfinite(gradient.norm)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_squares_beyond_float32_still_give_a_finite_norm(dtype: torch.dtype):
+    bench = bench_of(nn.Linear(2, 2, bias=False).to(dtype))
+    bench.model.weight.grad = torch.full((2, 2), 1e30, dtype=dtype)
+    assert bench.replica.finish_gradient().norm == pytest.approx(2e30, rel=1e-2)
+
+
+def test_a_step_without_any_gradient_is_refused():
+    bench = bench_of(mlp())
+    with pytest.raises(UsageError, match="without a gradient"):
+        bench.replica.finish_gradient()
+
+
+def test_a_sparse_gradient_is_refused_by_name():
+    bench = bench_of(nn.Sequential(nn.Embedding(4, 2, sparse=True)))
+    with pytest.raises(UsageError, match=r"parameter 0.weight is torch.sparse_coo"):
+        bench.model(torch.tensor([1])).sum().backward()
+
+
+def test_empty_and_scalar_parameters_are_carried():
+    model = nn.Module()
+    model.none, model.one = nn.Parameter(torch.zeros(0, 3)), nn.Parameter(torch.tensor(2.0))
+    bench = bench_of(model)
+    (model.none.sum() + model.one * 3).backward()
+    gradient = bench.replica.finish_gradient()
+    assert (gradient.norm, gradient.absent) == (3.0, b"")
+    bench.replica.check_untouched()
+
+
+def test_no_hook_is_left_after_release():
+    bench = bench_of(mlp())
+    bench.replica.release()
+    loss_of(bench.model, batch()).backward()
+    assert not any(g.any() for g in bench.published(0).values())
+
+
+# --- parameters ------------------------------------------------------------------------------------------
+
+
+def test_seeding_writes_the_values_and_drops_the_optimizers_state():
+    model = mlp()
+    initial = {name: p.detach().clone() for name, p in model.named_parameters()}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9)
+    spec = spec_of(model, optimizer)
+    layout = layout_of(spec)
+    objects = [id(p) for p in model.parameters()]
+    loss_of(model, batch()).backward()
+    optimizer.step()
+    arenas = torch.zeros(arena_map(layout).size_bytes, dtype=torch.uint8), torch.zeros(parameter_arena_bytes(layout)[1], dtype=torch.uint8)
+    replica = Replica(model, optimizer, spec, *arenas)
+    assert replica.seed()
+    assert not optimizer.state
+    assert replica.seed() is None
+    for slot in layout.slots:
+        assert torch.equal(tensor_at(arenas[1], slot.start, slot.spec), initial[slot.spec.name])
+    assert [id(p) for p in model.parameters()] == objects
+    assert replica.gradient_bytes == replica.parameter_bytes == layout.trainable_bytes
+
+
+def test_parameters_follow_the_shards_in_place_and_their_copy_otherwise():
+    bench = bench_of(mlp())
+    weight = bench.model[0].weight
+    before = weight.detach().clone()
+    layout = layout_of(spec_of(bench.model, bench.optimizer))
+    server = tensor_at(bench.shared, layout.slots[0].start, layout.slots[0].spec)
+    server.add_(1)
+    assert torch.equal(weight, before)
+    bench.replica.point(True)
+    assert torch.equal(weight, server)
+    server.add_(1)
+    assert torch.equal(weight, server)
+    bench.replica.check_untouched()
+    bench.replica.point(False)
+    assert torch.equal(weight, before)
+    bench.replica.copy_private()
+    assert torch.equal(weight, server)
+    bench.replica.check_untouched()
+    assert weight is next(bench.model.parameters())
+
+
+def test_training_works_in_both_ways_of_pointing():
+    bench = bench_of(mlp())
+    for in_place in (True, False, True):
+        bench.replica.point(in_place)
+        bench.optimizer.zero_grad()
+        loss_of(bench.model, batch()).backward()
+        bench.replica.finish_gradient()
+        assert same(bench.published(0), plain_gradients(mlp(), batch()))
+
+
+def test_another_worker_takes_the_constants_and_buffers_of_the_first():
+    def make(fill: float) -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+        nn.init.constant_(model[0].bias, fill)
+        model[1].running_mean.fill_(fill)
+        return model, torch.optim.SGD([model[0].weight], lr=0.1)
+
+    first = bench_of(*make(1.0))
+    other = bench_of(*make(2.0), shared=first.shared)
+    assert torch.equal(other.model[0].bias, first.model[0].bias)
+    assert torch.equal(other.model[0].weight, first.model[0].weight)
+    assert torch.equal(other.model[1].running_mean, torch.ones(3))
+    assert other.model[0].bias.data_ptr() != first.model[0].bias.data_ptr()
+
+
+def write_in_place(p: nn.Parameter) -> None:
+    with torch.no_grad():
+        p.add_(1)
+
+
+def copy_over(p: nn.Parameter) -> None:
+    with torch.no_grad():
+        p.copy_(torch.zeros_like(p))
+
+
+def repoint(p: nn.Parameter) -> None:
+    p.data = torch.zeros_like(p)
+
+
+@pytest.mark.parametrize("write", [write_in_place, copy_over, repoint])
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_write_to_a_parameter_is_noticed_by_name(write, in_place: bool):
+    bench = bench_of(mlp())
+    bench.replica.point(in_place)
+    bench.replica.check_untouched()
+    write(bench.model[2].weight)
+    with pytest.raises(UsageError, match=r"parameter 2\.weight was changed by the script"):
+        bench.replica.check_untouched()
+    bench.replica.settle()
+    bench.replica.check_untouched()
+
+
+def test_a_saved_parameter_does_not_bring_the_arena_along():
+    bench = bench_of(mlp())
+    weight = bench.model[0].weight
+    assert weight.untyped_storage().nbytes() == weight.nbytes
+    assert bench.model.state_dict()["0.weight"].untyped_storage().nbytes() == weight.nbytes
+
+
+# --- buffers and settings --------------------------------------------------------------------------------
+
+
+def test_buffers_are_stored_beside_each_gradient_and_their_mean_is_loaded():
+    model = nn.Sequential(nn.Linear(7, 3), nn.BatchNorm1d(3))
+    bench = bench_of(model)
+    layout = layout_of(spec_of(model, bench.optimizer))
+    ours = arena_map(layout)
+    running_mean = model[1].running_mean
+    model(batch())
+    bench.replica.store_buffers(1)
+    for slot in layout.buffers:
+        assert torch.equal(tensor_at(bench.arena, ours.buffers[1] + slot.start, slot.spec), model.get_buffer(slot.spec.name))
+    assert not bench.arena[ours.buffers[0] : ours.buffers[0] + layout.buffer_bytes].any()
+    mean = {slot.spec.name: tensor_at(bench.arena, ours.mean_buffers + slot.start, slot.spec).fill_(3) for slot in layout.buffers}
+    bench.replica.load_mean_buffers()
+    assert all(torch.equal(model.get_buffer(name), value) for name, value in mean.items())
+    assert model[1].running_mean is running_mean
+
+
+def test_initial_buffers_lie_behind_the_parameters():
+    model = nn.BatchNorm1d(3)
+    model.running_var.fill_(5)
+    bench = bench_of(model)
+    layout = layout_of(spec_of(model, bench.optimizer))
+    start, _ = parameter_arena_bytes(layout)
+    slot = next(slot for slot in layout.buffers if slot.spec.name == "running_var")
+    assert torch.equal(tensor_at(bench.shared, start + slot.start, slot.spec), torch.full((3,), 5.0))
+
+
+def test_a_buffer_that_changed_its_shape_is_refused_and_one_that_was_replaced_is_not():
+    model = nn.BatchNorm1d(3)
+    bench = bench_of(model)
+    model.running_mean = torch.full((3,), 7.0)
+    bench.replica.store_buffers(0)
+    model.running_mean = torch.zeros(4)
+    with pytest.raises(UsageError, match=r"buffer running_mean was \[3\]"):
+        bench.replica.store_buffers(0)
+
+
+def test_settings_are_sent_first_and_when_they_change():
+    bench = bench_of(mlp())
+    (sent,) = msgspec.msgpack.decode(bench.replica.hyper())
+    assert sent["lr"] == 0.1
+    assert bench.replica.hyper() == b""
+    bench.optimizer.param_groups[0]["lr"] = 0.05
+    (sent,) = msgspec.msgpack.decode(bench.replica.hyper())
+    assert sent["lr"] == 0.05
+    assert bench.replica.hyper() == b""
+    bench.optimizer.add_param_group({"params": [torch.zeros(1, requires_grad=True)]})
+    with pytest.raises(UsageError, match="1 param groups at prepare and has 2"):
+        bench.replica.hyper()
+
+
+def test_clipping_is_remembered_for_one_step():
+    bench = bench_of(mlp())
+    loss_of(bench.model, batch()).backward()
+    bench.replica.clip(2.0)
+    assert bench.replica.max_norm == 2.0
+    wanted = norm_of({name: p.grad for name, p in bench.model.named_parameters()})
+    assert bench.replica.local_norm() == pytest.approx(wanted, rel=1e-6)
+    assert not bench.replica.finish_gradient().touched
+    bench.replica.flip(1)
+    assert bench.replica.max_norm == 0.0
