@@ -12,9 +12,10 @@ from pathlib import Path
 from time import monotonic
 from typing import NamedTuple, TypeVar
 
+from paceline.config import Resolved
 from paceline.engine.carry import carry, take_bytes
 from paceline.errors import DeadlineError, PeerLostError, RunEnded
-from paceline.messages import COORDINATOR, Address, Halt
+from paceline.messages import COORDINATOR, Address, Halt, Hello
 from paceline.ports import Delivery, Port
 from paceline.roles.effects import Send
 from paceline.roles.worker import Receive, Talk
@@ -44,17 +45,20 @@ class Member(NamedTuple):
     num_workers: int
     num_servers: int
     run_dir: Path
-    script: str
 
 
 class Link:
-    """A worker's access to the run. Not for use by two threads."""
+    """A worker's access to the run: `resolved` are its settings, `joined` tells whether it has asked to be a member.
 
-    def __init__(self, port: Port, member: Member, *, patience_s: float) -> None:
+    Not for use by two threads.
+    """
+
+    def __init__(self, port: Port, member: Member, resolved: Resolved) -> None:
         self.member = member
+        self.resolved = resolved
         self.joined = False
         self._port = port
-        self._patience_s = max(patience_s, LEAST_PATIENCE_S)
+        self._patience_s = max(resolved.settings.patience_s, LEAST_PATIENCE_S)
         self._owing: set[Address] = set()
 
     # --- conversations ------------------------------------------------------------------------------------
@@ -79,6 +83,7 @@ class Link:
 
     def _send(self, send: Send) -> None:
         self._owing.add(send.to)
+        self.joined = self.joined or isinstance(send.message, Hello)
         try:
             carry(self._port, send)
         except PeerLostError as error:

@@ -1,0 +1,96 @@
+"""A worker's process: runs the user's script as `python SCRIPT ARGS...` would, and reports how it ended."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from paceline.engine.link import Link, Member, current, install
+from paceline.engine.local.blame import failed_of
+from paceline.engine.local.child import Brief, begin, name_of
+from paceline.errors import ExitCode, PeerLostError, RunEnded
+from paceline.messages import COORDINATOR, SUPERVISOR, Address, Bye, Failed, Message
+from paceline.transport.shm import SocketPort
+
+
+def connect(brief: Brief, port: SocketPort) -> None:
+    """Reach the coordinator and every server; the link over these connections is this process's own from now on."""
+    settings = brief.resolved.settings
+    for peer in (COORDINATOR, *(Address("server", shard) for shard in range(settings.servers))):
+        port.connect(peer, name_of(brief.token, peer))
+    member = Member(brief.id, brief.incarnation, settings.workers, settings.servers, Path(settings.out))
+    install(Link(port, member, brief.resolved))
+
+
+def run_script(script: str, arguments: tuple[str, ...]) -> None:
+    """Run it as the main module, as `python SCRIPT ARGS...` does."""
+    sys.argv = [script, *arguments]
+    sys.path.insert(0, str(Path(script).resolve().parent))
+    runpy.run_path(script, run_name="__main__")
+
+
+class WorkerProcess:
+    """The script between its start and its report."""
+
+    def __init__(self, port: SocketPort, brief: Brief) -> None:
+        self._port = port
+        self._brief = brief
+        self._script = brief.resolved.settings.script
+
+    def run(self) -> int:
+        """Run the script and tell how it ended; returns the exit code."""
+        try:
+            connect(self._brief, self._port)
+            run_script(self._script, self._brief.resolved.settings.args)
+        except RunEnded as end:
+            return end.code
+        except KeyboardInterrupt:
+            return ExitCode.INTERRUPTED
+        except SystemExit as end:
+            return self._exited(end.code)
+        except Exception as error:  # noqa: BLE001 - whatever the script lets through is reported
+            return self._fail(failed_of(error, self._brief.me, self._script))
+        return self._finished()
+
+    def _finished(self) -> int:
+        if not self._has_joined():
+            sentence = f"{self._brief.me}: {self._script} ended without calling run.prepare(...), so there was nothing to train"
+            return self._fail(Failed(ExitCode.SCRIPT_FAILED, sentence))
+        self._tell(COORDINATOR, Bye())
+        return ExitCode.OK
+
+    def _exited(self, given: object) -> int:
+        if given not in (0, None):
+            return self._fail(Failed(ExitCode.SCRIPT_FAILED, f"{self._brief.me}: {self._script} ended with sys.exit({given!r})"))
+        if self._has_joined():
+            self._tell(COORDINATOR, Bye())
+        return ExitCode.OK
+
+    def _has_joined(self) -> bool:
+        link = current()
+        return link is not None and link.joined
+
+    def _fail(self, failed: Failed) -> int:
+        # the supervisor first: it has to know the cause before it hears of what follows from it
+        self._tell(SUPERVISOR, failed)
+        self._tell(COORDINATOR, Failed(failed.code, failed.sentence))
+        return failed.code
+
+    def _tell(self, who: Address, message: Message) -> None:
+        with suppress(PeerLostError):
+            self._port.send(who, message)
+
+
+def main() -> int:
+    """Run a worker."""
+    brief, port = begin()
+    code = WorkerProcess(port, brief).run()
+    sys.stdout.flush()
+    port.close()
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
