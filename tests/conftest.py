@@ -1,0 +1,20 @@
+"""What every test has: one thread for torch, no settings of the caller's, and hypothesis without a clock."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import settings
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A deadline would make a slow machine a failure; a derandomized run makes a failure everybody's.
+settings.register_profile("paceline", deadline=None, derandomize=True, max_examples=100)
+settings.load_profile("paceline")
+
+
+@pytest.fixture(autouse=True)
+def without_settings_of_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("PACELINE_")]:
+        monkeypatch.delenv(name)
