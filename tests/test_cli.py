@@ -1,0 +1,152 @@
+"""The command: what it hands over, what it refuses, and that everything after the script is the script's."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from paceline.cli import main, split_at_script
+from paceline.config import Resolved
+from paceline.pace import pace_names
+
+
+class Taken:
+    """Stands where the supervisor is: keeps what it was given, and returns a code as a run does."""
+
+    runs: list[Resolved]
+
+    def __init__(self, resolved: Resolved) -> None:
+        self.runs.append(resolved)
+
+    def run(self) -> int:
+        return 7
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[Resolved]:
+    Taken.runs = []
+    supervisor = ModuleType("paceline.engine.local.supervisor")
+    supervisor.Supervisor = Taken  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, supervisor.__name__, supervisor)
+    return Taken.runs
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    path = tmp_path / "train.py"
+    path.write_text("")
+    return str(path)
+
+
+def test_run_hands_settings_over_and_returns_the_runs_code(runs: list[Resolved], script: str) -> None:
+    assert main(["run", "--workers", "4", "--pace=ssp:3", "--slow", "1=4", "--slow", "3=2@0-0.5", "--lr-rule", "none", script]) == 7
+    settings = runs[0].settings
+    assert (settings.workers, settings.pace.name, settings.lr_rule, settings.script) == (4, "ssp:3", "none", script)
+    assert [str(slow) for slow in settings.slow] == ["1=4", "3=2@0-0.5"]
+
+
+@pytest.mark.parametrize(
+    "args", [["--help"], ["--workers", "9"], ["--pace=async", "-x", "--", "y"], ["--version"], ["", "a b"], ["--", "--workers"]]
+)
+def test_everything_after_the_script_is_the_scripts(args: list[str], runs: list[Resolved], script: str) -> None:
+    assert main(["run", "--workers", "3", script, *args]) == 7
+    assert runs[0].settings.args == tuple(args)
+    assert runs[0].settings.workers == 3
+
+
+def test_a_script_may_follow_two_dashes(runs: list[Resolved], script: str) -> None:
+    assert main(["run", "--seed", "1", "--", script, "--seed", "2"]) == 7
+    assert (runs[0].settings.seed, runs[0].settings.args) == (1, ("--seed", "2"))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "options", "rest"),
+    [
+        ([], [], []),
+        (["a.py"], [], ["a.py"]),
+        (["--seed", "1", "a.py", "--seed", "2"], ["--seed", "1"], ["a.py", "--seed", "2"]),
+        (["--seed=1", "a.py"], ["--seed=1"], ["a.py"]),
+        (["--help", "a.py"], ["--help"], ["a.py"]),
+        (["--seed", "--pace", "sync", "a.py"], ["--seed", "--pace", "sync"], ["a.py"]),
+        (["--seed", "-1", "a.py"], ["--seed", "-1"], ["a.py"]),
+        (["--seed"], ["--seed"], []),
+    ],
+)
+def test_the_first_word_that_is_no_option_is_the_script(tokens: Sequence[str], options: list[str], rest: list[str]) -> None:
+    assert split_at_script(tokens) == (options, rest)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "says"),
+    [
+        (["run"], "run needs a script, as in paceline run [OPTIONS] SCRIPT [ARGS...]"),
+        (["run", "nowhere.py"], "the script nowhere.py does not exist"),
+        (["run", "/"], "the script / is not a file"),
+        (["run", "--pace", "fast", "SCRIPT"], "--pace: unknown pace 'fast', allowed: sync, "),
+        (["run", "--workers", "2", "--pace", "ksync:3", "SCRIPT"], "--pace: pace 'ksync:3' needs 3 different workers"),
+        (["run", "--pace", "ssp:-1", "SCRIPT"], "--pace: pace 'ssp:-1': '-1' is not allowed"),
+        (["run", "--workers", "0", "SCRIPT"], "--workers: 0 is not allowed, it must be a whole number from 1 to 1024"),
+        (["run", "--seed", "-1", "SCRIPT"], "--seed: -1 is not allowed"),
+        (["run", "--workers", "2", "--slow", "7=4", "SCRIPT"], "--slow: worker 7 does not exist, with 2 it must be 0 to 1"),
+        (["run", "--wokers", "2", "SCRIPT"], "Unknown option: --wokers. Did you mean --workers?"),
+        (["run", "--workers"], 'Command "run" parameter --workers requires an argument.'),
+        (["run", "--config", "nowhere.toml", "SCRIPT"], "the configuration file nowhere.toml cannot be read: No such file or directory"),
+        (["walk"], 'Unknown command "walk".'),
+    ],
+)
+def test_bad_usage_is_one_sentence_and_code_2(
+    tokens: list[str], says: str, script: str, runs: list[Resolved], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([script if token == "SCRIPT" else token for token in tokens]) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith(f"paceline: {says}")
+    assert said.err.count("\n") == 1
+    assert not said.out
+    assert not runs
+
+
+def test_a_wrong_environment_variable_is_bad_usage(
+    monkeypatch: pytest.MonkeyPatch, script: str, runs: list[Resolved], capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PACELINE_PCAE", "sync")
+    assert main(["run", script]) == 2
+    assert "did you mean PACELINE_PACE?" in capsys.readouterr().err
+    assert not runs
+
+
+def test_a_warning_does_not_stop_a_run(script: str, runs: list[Resolved], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--workers", "4", "--pace", "async,max_staleness=1", script]) == 7
+    assert "steady staleness" in capsys.readouterr().err
+
+
+def test_explain_shows_values_and_where_they_came_from(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("PACELINE_PATIENCE", "2m")
+    assert main(["config", "explain", "--workers", "4", "nowhere.py", "--workers", "5"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["workers", "4", "command", "line"] in rows
+    assert ["patience", "120s", "PACELINE_PATIENCE"] in rows
+    assert ["pace", "sync", "default"] in rows
+
+
+def test_help_lists_every_pace_and_option(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--help"]) == 0
+    text = capsys.readouterr().out
+    for shown, _ in pace_names():
+        assert f"  {shown} " in text
+    for option in ("workers", "servers", "pace", "leases", "batch", "lr-rule", "out", "seed", "slow", "compute", "patience", "config"):
+        assert f"--{option} " in text
+
+
+def test_the_command_runs_as_a_program_without_torch() -> None:
+    code = "import sys; from paceline.cli import main; assert main(['--version']) == 0; assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    refused = subprocess.run(
+        [sys.executable, "-m", "paceline", "run", "nowhere.py"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (refused.returncode, refused.stderr) == (2, "paceline: the script nowhere.py does not exist\n")
