@@ -103,7 +103,10 @@ class Epochs:
         most = message.cut or max(message.sizes) * self.job.settings.num_workers
         even = (message.updates - 1) * most < self.ledger.num_samples
         self.per_update = most if even else -(-self.ledger.num_samples // max(1, message.updates))
-        self.grants_by_s = now_s + (FIRST_GRANT_WAIT_S if self.job.pace.distinct else 0.0)
+        if self.job.pace.distinct:
+            self.grants_by_s = now_s + FIRST_GRANT_WAIT_S
+        else:
+            self.granting = True
         for other in (worker, *self._plan_queue):
             self.job.tell(other, Plan(self.index, self.updates))
         self._plan_queue.clear()
@@ -125,7 +128,7 @@ class Epochs:
 
     def grant_first(self, now_s: float) -> None:
         """The epoch's first leases: when all members have asked, or their time is over."""
-        if self.granting or self.grants_by_s is None or not self._first:
+        if self.grants_by_s is None:
             return
         all_there = all(worker.id in self._first for worker in self.job.members.attached())
         if not all_there and now_s < self.grants_by_s:
