@@ -371,7 +371,9 @@ def test_seeding_writes_the_values_and_drops_the_optimizers_state():
     optimizer.step()
     arenas = torch.zeros(arena_map(layout).size_bytes, dtype=torch.uint8), torch.zeros(parameter_arena_bytes(layout)[1], dtype=torch.uint8)
     replica = Replica(model, optimizer, spec, *arenas)
-    assert replica.seed()
+    packed = replica.seed()
+    assert packed
+    assert b"momentum_buffer" in packed
     assert not optimizer.state
     assert replica.seed() is None
     for slot in layout.slots:

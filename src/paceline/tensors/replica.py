@@ -15,7 +15,7 @@ from paceline.messages import ModelSpec
 from paceline.tensors.buffers import Buffers
 from paceline.tensors.gradient import Gradient, Gradients
 from paceline.tensors.spec import Plain, encode, parameters_of, settings_of
-from paceline.tensors.state import pack
+from paceline.tensors.state import pack, state_of
 from paceline.tensors.storage import tensor_at
 from paceline.tensors.watch import Watch
 
@@ -32,6 +32,7 @@ class Replica:
         parameters = parameters_of(model, optimizer)
         trained = [slot for slot in layout.slots if slot.spec.group >= 0]
         private_at = arena_map(layout).parameters
+        self._spec = spec
         self._optimizer = optimizer
         self._layout: Layout = layout
         self._trained = [parameters[slot.index] for slot in trained]
@@ -69,9 +70,9 @@ class Replica:
         for parameter, view in (*zip(self._trained, self._shared, strict=True), *self._constants):
             view.copy_(parameter)
         self._buffers.write_initial()
-        state = pack(self._optimizer) if self._optimizer.state else None
+        state = state_of(self._optimizer)
         self._optimizer.state.clear()
-        return state
+        return pack(self._spec, None, state) if state else None
 
     @torch.no_grad()
     def adopt_constants(self) -> None:
