@@ -46,9 +46,11 @@ class _Lines:
 
     @property
     def pending_bytes(self) -> int:
+        """How much waits to be written."""
         return len(self._pending)
 
     def add(self, row: Mapping[str, object]) -> None:
+        """Append a line to what is pending."""
         _encoder.encode_into(row, self._pending, -1)
         self._pending += b"\n"
 
@@ -62,6 +64,7 @@ class _Lines:
             raise _unwritten(self._path, error) from error
 
     def close(self) -> None:
+        """Let go of the file; what is still pending is lost."""
         os.close(self._fd)
 
 
@@ -179,10 +182,15 @@ def read_events(run_dir: Path) -> list[dict[str, object]]:
     return list(each_event(run_dir))
 
 
-def read_metrics(run_dir: Path) -> list[dict[str, object]]:
-    """What the script logged, in order; a value that was not finite reads as nan. Raises ConfigError as `each_event`."""
+def each_metrics(run_dir: Path) -> Iterator[dict[str, object]]:
+    """What the script logged, line by line; a value that was not finite reads as nan. Raises ConfigError as `each_event`."""
     _check_run(run_dir)
-    return [{name: math.nan if value is None else value for name, value in row.items()} for row in _rows(run_dir / METRICS)]
+    return ({name: math.nan if value is None else value for name, value in row.items()} for row in _rows(run_dir / METRICS))
+
+
+def read_metrics(run_dir: Path) -> list[dict[str, object]]:
+    """All that the script logged, in order. Raises ConfigError as `each_event`."""
+    return list(each_metrics(run_dir))
 
 
 def metrics_of(row: Mapping[str, object]) -> dict[str, float]:

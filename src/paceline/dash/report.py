@@ -1,0 +1,224 @@
+"""The report of one run, `report.html`: what was trained, how well, how fast, and whether every sample was counted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from paceline.dash.bars import staleness_histogram, worker_bars
+from paceline.dash.chart import MOST_CHARTS, Frame, Line, chart_grid, line_chart, points_for
+from paceline.dash.curve import Curve
+from paceline.dash.digest import Digest, read_digest
+from paceline.dash.figures import count, decimal, percent, seconds, size
+from paceline.dash.markup import Markup, table, tag
+from paceline.dash.page import page, section, switch, write_page
+
+REPORT = "report.html"
+
+_MOST_ROWS = 100
+_MOST_MARKS = 8
+
+
+def write_report(run_dir: Path) -> Path:
+    """Write the report of a run into its directory, whether it ended well or not.
+
+    Raises ConfigError when `run_dir` is no run and WriteError when the page cannot be written.
+    """
+    digest = read_digest(run_dir)
+    title = digest.script or digest.name
+    document = page(f"{title} · Paceline", *_header(digest, title), *_charts(digest), *_times(digest), *_books(digest), *_tables(digest))
+    return write_page(run_dir / REPORT, document)
+
+
+def verdict(digest: Digest) -> str:
+    """What the sample ledger says, in words."""
+    total = sum(digest.ledger.values())
+    if not total:
+        return "No epoch was finished, so the ledger has no verdict." if digest.updates else "No sample was folded."
+    once, *others = (int(digest.ledger.get(key, 0)) for key in ("once", "repeated", "skipped", "undone"))
+    if not any(others):
+        return f"Every sample was in exactly one applied gradient of its epoch: {count(once)} of {count(total)}."
+    kinds = ("in more than one applied gradient", "in none", "folded and then undone")
+    told = ", ".join(f"{count(number)} {kind}" for number, kind in zip(others, kinds, strict=True) if number)
+    return f"Of {count(total)} samples, counted anew in each epoch, {count(once)} were in exactly one applied gradient, {told}."
+
+
+def _header(digest: Digest, title: str) -> tuple[Markup, ...]:
+    crew = f"{_plural(digest.num_workers, 'worker')}, {_plural(digest.num_servers, 'server')}"
+    top = tag("p", "Paceline run report", class_="eyebrow")
+    line = tag("p", tag("b", _paces(digest)), f" · {crew} · {digest.name}", class_="lead")
+    return tag("header", top, tag("h1", title), line, _state(digest)), _tiles(digest)
+
+
+def _paces(digest: Digest) -> str:
+    names = [stretch.pace for stretch in digest.stretches] or [digest.pace or "no pace"]
+    return " → ".join(names if len(names) <= 5 else [*names[:2], f"{len(names) - 3} more", names[-1]])
+
+
+def _state(digest: Digest) -> Markup:
+    if digest.exit is None:
+        return tag(
+            "p",
+            tag("b", "No end recorded."),
+            " The run is still going on, or was killed before it could write its end.",
+            class_="state open",
+        )
+    if digest.exit == 0:
+        return tag("p", tag("b", "Finished."), f" {digest.sentence}".rstrip(), class_="state good")
+    return tag("p", tag("b", f"Failed with exit code {digest.exit}."), f" {digest.sentence}".rstrip(), class_="state bad")
+
+
+def _tiles(digest: Digest) -> Markup:
+    metrics = [(name, decimal(value)) for name, value in list(digest.final.items())[:3]]
+    tiles = [
+        *((f"final {name}", shown) for name, shown in metrics),
+        ("wall time", seconds(digest.wall_s)),
+        ("samples a second", decimal(digest.samples_per_s)),
+        ("samples", count(digest.samples)),
+        ("updates", count(digest.updates)),
+        *((f"bytes {name}", size(value)) for name, value in digest.bytes.items()),
+        ("start-up", seconds(digest.start_s)),
+    ]
+    return tag("dl", *(tag("div", tag("dt", name), tag("dd", shown)) for name, shown in tiles), class_="tiles")
+
+
+def _plural(number: int, noun: str) -> str:
+    return f"{count(number)} {noun}{'' if number == 1 else 's'}"
+
+
+def _charts(digest: Digest) -> tuple[Markup, ...]:
+    curves = [curve for curve in [*digest.curves, digest.rate] if len(curve)]
+    if not curves:
+        return (section("Progress", tag("p", "The script logged nothing, and too few updates were made for a curve.", class_="empty")),)
+    shown = curves[:MOST_CHARTS]
+    most = points_for(len(shown))
+    lines = [Line(curve.name, curve.points(most), curve.is_smoothed, from_zero=curve is digest.rate) for curve in shown]
+    points = [point for line in lines for point in line.points]
+    frame = Frame(
+        max(digest.wall_s, *(point.wall_s for point in points)),
+        max(digest.samples, *(point.samples for point in points)),
+        digest.stretches,
+        digest.marks,
+    )
+    charts = (line_chart(line.name, [line], frame, _note(curve)) for line, curve in zip(lines, shown, strict=True))
+    hidden = len(curves) - len(shown) + digest.num_left_out
+    rest = tag("p", f"{_plural(hidden, 'further metric')} logged and not drawn.", class_="note") if hidden else None
+    return (section("Progress", switch(), chart_grid(list(charts)), _happened(digest), rest, _silent(digest.curves)),)
+
+
+def _happened(digest: Digest) -> Markup | None:
+    """The marks of the charts in words."""
+    told = [f"{seconds(mark.wall_s)}: {mark.sentence}" for mark in digest.marks[:_MOST_MARKS]]
+    more = [f"and {len(digest.marks) - _MOST_MARKS} more"] if len(digest.marks) > _MOST_MARKS else []
+    return tag("p", f"▲ {'; '.join(told + more)}.", class_="note") if told else None
+
+
+def _note(curve: Curve) -> str:
+    notes = ["smoothed, over the range of all values" if curve.is_smoothed else ""]
+    notes.append(f"{_plural(curve.num_lost, 'value')} not finite" if curve.num_lost else "")
+    return "; ".join(filter(None, notes))
+
+
+def _silent(curves: Sequence[Curve]) -> Markup | None:
+    names = [curve.name for curve in curves if not len(curve)]
+    return tag("p", f"Without one finite value: {', '.join(names)}.", class_="note") if names else None
+
+
+def _times(digest: Digest) -> tuple[Markup, ...]:
+    work = worker_bars(digest.work) if digest.work else tag("p", "No worker took a step.", class_="empty")
+    return section("Workers: compute and wait", work, wide=len(digest.work) > 12), section("Staleness", *_staleness(digest), wide=False)
+
+
+def _staleness(digest: Digest) -> tuple[Markup, ...]:
+    total = sum(digest.stalenesses.values())
+    if not total:
+        return (tag("p", "No gradient was applied.", class_="empty"),)
+    mean = sum(tau * times for tau, times in digest.stalenesses.items()) / total
+    shown = [
+        ("mean", decimal(mean, 3)),
+        *((name, decimal(digest.staleness[name])) for name in ("p50", "p99", "max") if name in digest.staleness),
+    ]
+    figures = tag("p", ", ".join(f"{name} {value}" for name, value in shown) + f" over {_plural(total, 'gradient')}.", class_="note")
+    return staleness_histogram(digest.stalenesses), figures
+
+
+def _books(digest: Digest) -> tuple[Markup, ...]:
+    total = sum(digest.ledger.values())
+    parts = [(key, digest.ledger[key]) for key in ("once", "repeated", "skipped", "undone") if digest.ledger.get(key)]
+    bar = (
+        tag("span", *(tag("i", class_=f"ledger {key}", style=f"width:{100 * value / total:.3f}%") for key, value in parts), class_="bar")
+        if total
+        else None
+    )
+    keys = tag(
+        "ul", *(tag("li", tag("i", class_=f"key ledger {key}"), f"{key} {percent(value, total)}") for key, value in parts), class_="legend"
+    )
+    ledger = section("Samples", tag("p", verdict(digest), class_="verdict"), bar, keys, wide=False)
+    return ledger, _refusals(digest)
+
+
+def _tables(digest: Digest) -> tuple[Markup, ...]:
+    return tuple(part for part in (_moves(digest), _settings(digest), _members(digest)) if part is not None)
+
+
+def _moves(digest: Digest) -> Markup | None:
+    rows = [(seconds(move.at_s), count(move.samples), move.before, move.after, move.why) for move in digest.moves[:_MOST_ROWS]]
+    head = ("wall time", "samples", "from", "to", "why")
+    return section("Changes of pace", table(head, rows), _more(len(digest.moves))) if rows else None
+
+
+def _refusals(digest: Digest) -> Markup:
+    if not digest.refusals:
+        return section("Refused gradients", tag("p", "None.", class_="empty"), wide=False)
+    rows = [
+        (
+            one.reason or "no reason",
+            count(one.workers.total()),
+            _workers(sorted(one.workers)),
+            f"{seconds(max(0.0, one.first_s))} to {seconds(max(0.0, one.last_s))}",
+        )
+        for one in digest.refusals[:_MOST_ROWS]
+    ]
+    return section(
+        "Refused gradients", table(("reason", "count", "workers", "when"), rows, numeric=[1]), _more(len(digest.refusals)), wide=False
+    )
+
+
+def _workers(ids: Sequence[int]) -> str:
+    return ", ".join(map(str, ids[:8])) + (f" and {len(ids) - 8} more" if len(ids) > 8 else "")
+
+
+def _members(digest: Digest) -> Markup | None:
+    rows = [
+        (
+            f"{member.role} {member.id}",
+            f"{member.host} ({member.pid})",
+            "start" if member.joined_s <= 0 else seconds(member.joined_s),
+            f"{seconds(max(0.0, member.left_s))}, {member.reason}" if member.reason else "stayed",
+        )
+        for member in digest.members[:_MOST_ROWS]
+    ]
+    if not rows:
+        return None
+    return section(
+        "Members", _folded(table(("member", "host (pid)", "joined", "left"), rows), len(rows)), _more(len(digest.members)), wide=False
+    )
+
+
+def _settings(digest: Digest) -> Markup:
+    if not digest.settings:
+        return section("Settings", tag("p", "No run.toml is there.", class_="empty"), wide=False)
+    return section("Settings", _folded(table(("setting", "value", "from"), digest.settings[:_MOST_ROWS]), len(digest.settings)), wide=False)
+
+
+def _folded(content: Markup, num_rows: int) -> Markup:
+    """Long tables are shut until they are asked for."""
+    return content if num_rows <= 24 else tag("details", tag("summary", f"{num_rows} rows"), content)
+
+
+def _more(num_rows: int) -> Markup | None:
+    return (
+        tag("p", f"The first {_MOST_ROWS} of {count(num_rows)}; all of them are in events.jsonl.", class_="note")
+        if num_rows > _MOST_ROWS
+        else None
+    )
