@@ -1,0 +1,33 @@
+"""Raw bytes and how they are seen: typed views of shared memory, and bitmaps. A view shares the memory, it never copies."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from paceline.errors import ProtocolError
+from paceline.logic.partition import ITEM_BYTES
+
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEM_BYTES}
+
+
+def typed(memory: Tensor, start: int, stop: int, dtype: str) -> Tensor:
+    """Bytes [start, stop) of a uint8 tensor as one dimension of `dtype`."""
+    return memory[start:stop].view(DTYPES[dtype])
+
+
+def check_memory(memory: object, size_bytes: int, whose: str) -> Tensor:
+    """`memory`, if it is a flat uint8 tensor of at least `size_bytes`, else ProtocolError."""
+    if isinstance(memory, Tensor) and memory.dtype is torch.uint8 and memory.dim() == 1 and memory.numel() >= size_bytes:
+        return memory
+    found = f"{list(memory.shape)} {memory.dtype}" if isinstance(memory, Tensor) else type(memory).__name__
+    raise ProtocolError(f"{whose} must be at least {size_bytes} flat bytes (uint8), got {found}")
+
+
+def has_bit(bitmap: bytes, index: int) -> bool:
+    """Whether bit `index` is set; bits beyond the end are not.
+
+    >>> [has_bit(bytes([0b101]), index) for index in (0, 1, 2, 99)]
+    [True, False, True, False]
+    """
+    return index >> 3 < len(bitmap) and bool(bitmap[index >> 3] >> (index & 7) & 1)

@@ -1,0 +1,185 @@
+"""One server's part of the parameters: sums gradients where workers wrote them, steps the optimizer, copies out.
+
+The parameters are the shared parameter arena itself; the optimizer writes it in place. Nothing here decides
+anything: which gradients, in which order and with which weights is the order's.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from paceline.errors import ProtocolError
+from paceline.logic.partition import Slot, arena_map, borders_of, layout_of, parameter_arena_bytes
+from paceline.messages import Member, ModelSpec
+from paceline.tensors.means import MeanBuffers
+from paceline.tensors.memory import check_memory, typed
+from paceline.tensors.reduction import Reduction, Source
+from paceline.tensors.state import Parcel, unpack
+from paceline.tensors.stepper import Stepper
+from paceline.tensors.window import WINDOW_BYTES, Window, cut
+
+
+class Peer(NamedTuple):
+    """What a shard sees of a worker's arena: two gradient buffers, what lies beside them, and where to copy to."""
+
+    gradients: tuple[Source, Source]
+    buffers: tuple[Tensor, Tensor]
+    parameters: Tensor
+    mean_buffers: Tensor
+
+
+class Shard:
+    """Shard `shard` of `num_shards` of a model, over the parameter arena `memory` (uint8), which holds the values already.
+
+    Raises UsageError when the model's optimizer cannot be built here.
+    """
+
+    def __init__(self, model: ModelSpec, shard: int, num_shards: int, memory: Tensor, *, window_bytes: int = WINDOW_BYTES) -> None:
+        layout = layout_of(model)
+        borders = borders_of(layout, num_shards, elementwise=model.elementwise)
+        self._layout = layout
+        self._start, self._stop = borders[shard], borders[shard + 1]
+        self._memory = check_memory(memory, parameter_arena_bytes(layout)[1], "the parameter arena")
+        self._values = memory[self._start : self._stop]
+        self._windows = cut(layout, memory, (self._start, self._stop), elementwise=model.elementwise, window_bytes=window_bytes)
+        self._stepper = Stepper(model, self._windows, memory) if self._windows else None
+        self._reduction = Reduction(self._windows)
+        self._means = MeanBuffers(layout, memory) if shard == 0 and layout.buffers else None
+        self._holds_constants = shard == 0
+        self._peers: dict[tuple[int, int], Peer] = {}
+        self._suspects: list[Window] = []
+
+    # --- workers ------------------------------------------------------------------------------------------
+
+    def attach(self, worker: int, incarnation: int, memory: object) -> None:
+        """Read gradients from this worker's arena (a uint8 tensor), and copy parameters into it, from now on."""
+        places = arena_map(self._layout)
+        arena = check_memory(memory, places.size_bytes, f"the arena of worker {worker}")
+        num_buffers = self._layout.buffer_bytes
+        first, second = (Source(arena[at : at + self._layout.trainable_bytes], self._windows) for at in places.gradients)
+        self._peers[worker, incarnation] = Peer(
+            (first, second),
+            (arena[places.buffers[0] :][:num_buffers], arena[places.buffers[1] :][:num_buffers]),
+            arena[places.parameters + self._start : places.parameters + self._stop],
+            arena[places.mean_buffers :][:num_buffers],
+        )
+
+    def detach(self, worker: int, incarnation: int) -> None:
+        """Let this worker's arena go."""
+        self._peers.pop((worker, incarnation), None)
+        if self._means is not None:
+            self._means.drop(worker, incarnation)
+
+    def copy_out(self, worker: int, incarnation: int, *, buffers: bool) -> None:
+        """Write the shard's parameters, and the mean buffers if this shard holds them, into a worker's arena."""
+        peer = self._peer(worker, incarnation)
+        peer.parameters.copy_(self._values)
+        if buffers and self._means is not None:
+            self._means.copy_to(peer.mean_buffers)
+
+    def take_buffers(self, member: Member) -> None:
+        """Let a worker's buffers, beside its gradient, count for `buffer_samples` in the means."""
+        if self._means is not None:
+            contribution = self._peer(member.worker, member.incarnation).buffers[member.buffer]
+            self._means.take(member.worker, member.incarnation, contribution, member.buffer_samples)
+
+    # --- an update ----------------------------------------------------------------------------------------
+
+    def gather(self, member: Member) -> None:
+        """Add a member's weighted gradient to the accumulator; its buffer is free afterwards."""
+        self._reduction.gather(self._source(member), member.weight)
+
+    def reduce(self, members: tuple[Member, ...], scale: float) -> None:
+        """Name the update's gradient: (accumulator + weighted members that are not in it) * scale. Their buffers are read until `apply`."""
+        if self._windows and self._reduction.holds != any(member.gathered for member in members):
+            raise ProtocolError("a fold and the accumulator of its shard do not agree on which gradients were accepted before")
+        self._reduction.begin([(self._source(member), member.weight) for member in members if not member.gathered], scale)
+
+    def square_norm(self) -> float:
+        """The squared 2-norm of this shard's part of the gradient that `reduce` named."""
+        return self._reduction.square_norm()
+
+    @torch.no_grad()
+    def apply(self, *, factor: float, lr_factor: float, hyper: bytes, absent: bytes) -> None:
+        """Step the optimizer with the gradient times `factor` and learning rates times `lr_factor`, this once.
+
+        `hyper` are the groups' settings from now on (msgpack; empty: as they are), `absent` the bitmap of
+        parameters that no member has a gradient for.
+        """
+        self._suspects = []
+        if self._stepper is not None:
+            if hyper:
+                self._stepper.update(hyper)
+            self._stepper.mark_absent(absent)
+            with self._stepper.scaled_lr(lr_factor):
+                self._step_windows(self._stepper, factor)
+        self._reduction.finish()
+
+    def _step_windows(self, stepper: Stepper, factor: float) -> None:
+        """Sum, step and check one window while the cache holds it, then the next."""
+        for window in self._windows:
+            stepper.step(window, self._reduction.gradients(window, factor))
+            if not window.seems_finite():
+                self._suspects.append(window)
+
+    def find_non_finite(self) -> str | None:
+        """The name of a parameter that is not finite after the last `apply`."""
+        for window in self._suspects:
+            for part in window.parts:
+                for slot in part.slots:
+                    if not _slot_is_finite(self._memory, slot, part.run.start, part.run.stop):
+                        return slot.spec.name
+        return None
+
+    # --- state --------------------------------------------------------------------------------------------
+
+    def save(self, *, optimizer: bool) -> bytes:
+        """This shard's slices of the parameters, and of the optimizer's state if asked, for `state.assemble`."""
+        parcel = Parcel()
+        for window in self._windows:
+            for part in window.parts:
+                for slot in part.slots:
+                    low, high = part.overlap(slot)
+                    parcel.add_parameter(slot.index, part.parameter.detach().view(-1)[low:high])
+        if optimizer and self._stepper is not None:
+            for index, key, value, sliced in self._stepper.fragments():
+                parcel.add_state(index, key, value, sliced=sliced)
+        return parcel.encode()
+
+    @torch.no_grad()
+    def load(self, state: bytes | memoryview, *, parameters: bool, optimizer: bool) -> None:
+        """Replace parameters and optimizer state by this shard's slices of what `state.pack` wrote."""
+        gathered = unpack(state)
+        if parameters:
+            for slot in self._layout.slots:
+                if slot.index in gathered.parameters:
+                    self._write(slot, gathered.parameters[slot.index])
+        if optimizer and self._stepper is not None:
+            self._stepper.restore(gathered.state)
+
+    def _write(self, slot: Slot, values: Tensor) -> None:
+        is_constant = slot.spec.group < 0
+        low, high = (slot.start, slot.stop) if is_constant else (max(slot.start, self._start), min(slot.stop, self._stop))
+        if low >= high or (is_constant and not self._holds_constants):
+            return
+        place = typed(self._memory, low, high, slot.spec.dtype)
+        first = (low - slot.start) // place.element_size()
+        place.copy_(values.reshape(-1)[first : first + place.numel()])
+
+    def _source(self, member: Member) -> Source:
+        return self._peer(member.worker, member.incarnation).gradients[member.buffer]
+
+    def _peer(self, worker: int, incarnation: int) -> Peer:
+        peer = self._peers.get((worker, incarnation))
+        if peer is None:
+            raise ProtocolError(f"worker {worker} (incarnation {incarnation}) has no arena attached at this shard")
+        return peer
+
+
+def _slot_is_finite(memory: Tensor, slot: Slot, start: int, stop: int) -> bool:
+    """Without the padding, which belongs to nobody."""
+    values = typed(memory, max(slot.start, start), min(slot.stop, stop), slot.spec.dtype)
+    return bool(torch.isfinite(values).all())
