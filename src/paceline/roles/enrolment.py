@@ -118,14 +118,15 @@ class Enrolment:
         for server in job.servers:
             job.send(server, Serve(server.id, len(job.servers), job.model, self._has_state))
 
-    def serving(self, shard: int) -> None:
-        """A shard is built; with the last one everyone may attach."""
+    def serving(self, shard: int, now_s: float) -> None:
+        """A shard is built; with the last one everyone may attach (the first worker may have done so already)."""
         self._serving.add(shard)
         if self.forming is Forming.SERVING and len(self._serving) == len(self.job.servers):
             self.forming = Forming.ATTACHING
             for worker in self.job.members.workers.values():
                 if not worker.welcomed:
                     self._welcome(worker, first=False)
+            self.begin_if_complete(now_s)
 
     def attached(self, worker: Worker, now_s: float) -> None:
         """Every server has this worker's memory."""
