@@ -22,7 +22,10 @@ class Phase(Enum):
 
 
 class Worker:
-    """One member. `counted` since its first start; `holds` while it holds samples, a pending gradient included."""
+    """One member. `counted` since its first start; `holds` while it holds samples, a pending gradient included.
+
+    `first_epoch` is the epoch that it begins with, -1 for those of the first gathering; `epoch` the last one entered.
+    """
 
     def __init__(self, worker: int, incarnation: int, pid: int, host: str, model: ModelSpec) -> None:
         self.id, self.incarnation, self.pid, self.host, self.model = worker, incarnation, pid, host, model
@@ -37,6 +40,7 @@ class Worker:
         self.not_finite = self.stale = 0
         self.is_open = self.left_epoch = self.ledgered = False
         self.next_step = 0
+        self.first_epoch = self.epoch = -1
 
 
 class Membership:

@@ -82,10 +82,10 @@ class Status(NamedTuple):
 
 
 class Meeting:
-    """Members under one key, with the values they brought."""
+    """Members under one key, with the values they brought; `epoch` is where the first of them was (-1: before any)."""
 
-    def __init__(self, since_s: float) -> None:
-        self.since_s = since_s
+    def __init__(self, since_s: float, epoch: int) -> None:
+        self.since_s, self.epoch = since_s, epoch
         self.brought: dict[int, tuple[tuple[float, ...], float]] = {}
 
 
@@ -101,6 +101,7 @@ class Coordinator:
         self._lr_factor: float | None = None
         self._hyper: dict[int, bytes] = {}
         self._sent_hyper = b""
+        self._next_pace: tuple[Pace, str] | None = None
         self._grace_until_s: float | None = None
         self._norms: dict[int, tuple[int, float, float]] = {}
         self._norms_since_s = 0.0
@@ -190,21 +191,28 @@ class Coordinator:
         return min(times)
 
     def set_pace(self, pace: Pace, why: str, now_s: float) -> list[Effect]:
-        """Change the pace between two updates: what is pending is folded under the old one, leads go to 0."""
+        """Change the pace between two updates: what is pending is folded under the old one, leads go to 0.
+
+        While workers still compute on the shards' own memory nothing may be folded: then their update comes first.
+        """
         self._now_s = now_s
-        for sentence in check_pace(pace, max(1, len(self.job.members.workers))):
+        for sentence in check_pace(pace, self.job.settings.num_workers):
             self.job.warn(sentence)
-        if self.job.pending:
-            self._fold()
-        self.job.note("pace", **{"from": self.job.pace.name, "to": pace.name, "why": why})
-        self.job.pace, self._lr_factor, self._grace_until_s = pace, None, None
-        self.job.num_paces += 1
-        self.job.accounts.moves += 1
-        self.job.progress.reset()
-        for worker in list(self._waiting.values()):
-            self._ask(worker)
+        self._next_pace = (pace, why)
         self._settle()
         return self._flush()
+
+    def _change_pace(self) -> list[Worker]:
+        """Put the next pace in force; returns those whom it may let go on."""
+        if self._next_pace is None:
+            return []
+        job, (pace, why) = self.job, self._next_pace
+        job.note("pace", **{"from": job.pace.name, "to": pace.name, "why": why})
+        job.pace, self._next_pace, self._lr_factor, self._grace_until_s = pace, None, None, None
+        job.num_paces += 1
+        job.accounts.moves += 1
+        job.progress.reset()
+        return list(self._waiting.values())
 
     def _flush(self) -> list[Effect]:
         outbox, self.job.outbox = self.job.outbox, []
@@ -368,12 +376,17 @@ class Coordinator:
     def _settle(self) -> None:
         """After any event: let go who waited for the slowest, fold what is due by quorum or because nothing more can come."""
         while True:
+            if self._next_pace is not None and not self.job.pending:
+                for other in self._change_pace():
+                    self._ask(other)
             for freed in self.job.progress.unblocked(self.job.pace.max_lead):
                 if (other := self._waiting.get(freed)) is not None:
                     self._ask(other)
             if not self._fold_if_due():
                 break
         self.epochs.check_over()
+        if self._meetings:
+            self._close_meetings()
         if self._said_bye and not self.job.members.workers:
             self._finish()
 
@@ -382,6 +395,9 @@ class Coordinator:
         if not job.pending:
             return False
         crowd = self._crowd()
+        if self._next_pace is not None and not crowd.in_place:
+            self._fold()
+            return True
         if not fold_due(job.pace, len(job.pending), crowd).ok:
             self._grace_until_s = None
             return False
@@ -417,8 +433,9 @@ class Coordinator:
         for gone in [worker for worker in self._gone if worker.num_pending == 0]:
             self._gone.remove(gone)
             job.order(Gone(gone.id, gone.incarnation))
-        for one in pending:
-            worker = job.members.workers.get(one.worker)
+        changed = self._change_pace()
+        members = [job.members.workers.get(one.worker) for one in pending]
+        for worker in changed or members:
             if worker is not None and worker.phase in (Phase.WAITING, Phase.ASKING):
                 self._ask(worker)
 
@@ -464,21 +481,28 @@ class Coordinator:
     # --- what the script asks for -------------------------------------------------------------------------
 
     def _meet(self, worker: Worker, message: Meet) -> None:
-        meeting = self._meetings.setdefault(message.key, Meeting(self._now_s))
+        meeting = self._meetings.setdefault(message.key, Meeting(self._now_s, worker.epoch))
         meeting.brought[worker.id] = (message.values, message.weight)
-        self._close_meetings()
+
+    def _missing_at(self, meeting: Meeting) -> list[Worker]:
+        """Who has still to come: members that began no later, and have not gone on to a later epoch."""
+        return [
+            worker
+            for worker in self.job.members.workers.values()
+            if worker.attached and worker.id not in meeting.brought and worker.first_epoch <= meeting.epoch >= worker.epoch
+        ]
 
     def _close_meetings(self) -> None:
-        members = self.job.members.attached()
         for key, meeting in list(self._meetings.items()):
-            if not all(worker.id in meeting.brought for worker in members):
+            if self._missing_at(meeting):
                 continue
             del self._meetings[key]
-            brought = [meeting.brought[number] for number in sorted(meeting.brought)]
-            width = max(len(values) for values, _ in brought)
+            present = sorted(meeting.brought)
+            brought = [meeting.brought[number] for number in present]
+            width = max((len(values) for values, _ in brought), default=0)
             sums = tuple(sum(weight * values[i] for values, weight in brought if i < len(values)) for i in range(width))
-            for worker in members:
-                self.job.tell(worker, Met(key, sums, sum(weight for _, weight in brought), self.job.version))
+            for number in present:
+                self.job.tell(self.job.members.workers[number], Met(key, sums, sum(weight for _, weight in brought), self.job.version))
 
     def _log(self, worker: Worker, message: Log) -> None:
         self.job.accounts.logged(worker.id, message.metrics, message.weight)
@@ -505,7 +529,7 @@ class Coordinator:
             case ServerHello(pid=pid, host=host):
                 self.enrolment.server_hello(sender.id, pid, host)
             case Serving():
-                self.enrolment.serving(sender.id)
+                self.enrolment.serving(sender.id, self._now_s)
             case PartNorm(version=version, square=square):
                 self._part_norm(version, square)
             case NotFinite(version=version, parameter=name):
@@ -548,7 +572,8 @@ class Coordinator:
             job.order(Gone(worker.id, worker.incarnation))
         self.enrolment.left(worker, self._now_s)
         self.epochs.left(worker, self._now_s)
-        self._close_meetings()
+        for meeting in self._meetings.values():
+            meeting.brought.pop(worker.id, None)
         if not job.members.workers and not self._said_bye:
             job.end(4, f"worker {worker.id}, the last one, was lost: {reason}")
 
@@ -578,7 +603,7 @@ class Coordinator:
         job, now_s, patience_s = self.job, self._now_s, self.job.settings.patience_s
         for key, meeting in self._meetings.items():
             if now_s - meeting.since_s > patience_s:
-                absent = ", ".join(str(worker.id) for worker in job.members.attached() if worker.id not in meeting.brought)
+                absent = ", ".join(str(worker.id) for worker in self._missing_at(meeting))
                 job.end(5, f"waited {patience_s:g} s for worker(s) {absent} to meet the others at {key}")
                 return
         if self._norms and now_s - self._norms_since_s > patience_s:

@@ -61,7 +61,7 @@ class Epochs:
 
     def enter(self, worker: Worker, message: Enter) -> None:
         """A worker's loader begins an epoch: this one, or the next when this one is over."""
-        worker.ledgered = message.ledger
+        worker.ledgered, worker.epoch = message.ledger, message.epoch
         if message.epoch == self.index + 1:
             self._next_queue.append(worker)
             return
@@ -318,10 +318,11 @@ class Epochs:
 
     def joined(self, worker: Worker) -> int:
         """A member was added; returns the epoch that it begins with."""
-        if self.stage is not Stage.OVER:
-            return self.index
-        self._ended.add(worker.id)
-        return self.index + 1
+        worker.first_epoch = self.index
+        if self.stage is Stage.OVER:
+            self._ended.add(worker.id)
+            worker.first_epoch += 1
+        return worker.first_epoch
 
     def not_ended(self) -> list[int]:
         """The members that others wait for between two epochs."""

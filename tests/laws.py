@@ -1,0 +1,314 @@
+"""The laws of a job, checked from what the coordinator saw and said: a naive second model that scans everything.
+
+`Referee` watches each event; `verdict` looks at a world that has ended. Both raise `Violation`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import NamedTuple
+
+from routines import Data, Habits, noticed
+from world import Name, Observer, Violation, World, name_of
+
+from paceline.messages import (
+    Accept,
+    Address,
+    Attached,
+    Begin,
+    Bye,
+    Fold,
+    GiveBack,
+    Go,
+    Message,
+    Ready,
+    Restate,
+    Start,
+)
+from paceline.pace import Late, Pace
+from paceline.roles.effects import Effect, Note, Send
+
+
+class Arrived(NamedTuple):
+    """A gradient as it came: its base, and the version and pace that it met."""
+
+    samples: int
+    base: int
+    version: int
+    pace: Pace
+    finite: bool
+
+
+class Model:
+    """What the referee knows of one worker."""
+
+    def __init__(self) -> None:
+        self.asking = self.computing = self.active = self.counted = self.in_place = False
+        self.versions: tuple[int, ...] = ()
+        self.count = 0
+
+
+def require(holds: bool, sentence: str) -> None:
+    """Raise when a law is broken."""
+    if not holds:
+        raise Violation(sentence)
+
+
+class Referee(Observer):
+    """Checks every decision of the coordinator against the rules, told naively."""
+
+    def __init__(self) -> None:
+        self.world: World | None = None
+        self.version = 0
+        self.workers: dict[int, Model] = {}
+        self.arrived: dict[Name, Arrived] = {}
+        self.pending: list[Name] = []
+        self.folded: dict[Name, int] = {}
+        self.refused: dict[Name, str] = {}
+        self.orders: dict[int, list[Message]] = {}
+        self.fewest = 0
+        self.begun = False
+        self.changing = False
+
+    # --- events -------------------------------------------------------------------------------------------
+
+    @property
+    def _pace(self) -> Pace:
+        assert self.world is not None
+        return self.world.coordinator.job.pace
+
+    def before(self, sender: Address, message: Message | None) -> None:
+        if sender.role != "worker":
+            return
+        if message is None or isinstance(message, Bye):
+            self.workers.pop(sender.id, None)
+            return
+        if isinstance(message, Attached):
+            self.workers[sender.id] = Model()
+        model = self.workers.get(sender.id)
+        match message:
+            case Begin() if model is not None and not model.computing:
+                model.asking = True
+                self._activate(model)
+            case Ready() if model is not None:
+                self._ready(model, (sender.id, message.incarnation, message.step), message)
+            case GiveBack() if model is not None:
+                self._fewest()
+                model.active = model.computing = False
+            case _:
+                pass
+
+    def _ready(self, model: Model, name: Name, ready: Ready) -> None:
+        require(name not in self.arrived, f"{name} arrived twice")
+        require(all(new >= old for new, old in zip(ready.versions, model.versions, strict=False)), f"reads of {name} went back")
+        model.versions = ready.versions
+        self.arrived[name] = Arrived(ready.samples, min(ready.versions), self.version, self._pace, math.isfinite(ready.norm))
+        self.pending.append(name)
+        model.asking, model.computing = True, False
+        model.count += 1
+
+    def _activate(self, model: Model) -> None:
+        if not model.active:
+            model.count = max(model.count, self._fewest())
+            model.active = True
+
+    def _fewest(self) -> int:
+        """The fewest answered steps of an active worker; with none active, what it was last."""
+        self.fewest = min((model.count for model in self.workers.values() if model.active), default=self.fewest)
+        return self.fewest
+
+    def pace_asked(self, pace: Pace) -> None:
+        self.changing = True
+
+    def after(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Note):
+                self._noted(effect.event)
+            elif isinstance(effect, Send):
+                self._sent(effect.to, effect.message)
+        self.changing = False
+        assert self.world is not None
+        if self.world.coordinator.job.ended:
+            return
+        require(len({len(orders) for orders in self.orders.values()}) <= 1, "an order did not go to every shard")
+        self._nobody_waits_in_vain()
+
+    def _noted(self, event: dict[str, object]) -> None:
+        if event["event"] == "pace":
+            self.fewest = 0
+            for model in self.workers.values():
+                model.count = 0
+        if event["event"] == "refuse":
+            worker, step = int(str(event["worker"])), int(str(event["step"]))
+            name = max(name for name in self.arrived if name[0] == worker and name[2] == step)
+            require(name in self.pending, f"{name} is refused, but it was answered before")
+            self.pending.remove(name)
+            self.refused[name] = str(event["reason"])
+            came = self.arrived[name]
+            require(not self._welcome(came), f"{name} is refused for nothing: {came}")
+
+    def _welcome(self, came: Arrived) -> bool:
+        late = came.pace.late is Late.DROP and came.base != came.version
+        stale = came.pace.max_staleness is not None and came.version - came.base > came.pace.max_staleness
+        return came.finite and not late and not stale
+
+    def _sent(self, to: Address, message: Message) -> None:
+        if to.role == "server":
+            self.orders.setdefault(to.id, []).append(message)
+            if to.id == 0:
+                self._ordered(message)
+            else:
+                require(self.orders[0][len(self.orders[to.id]) - 1] == message or not isinstance(message, Fold | Accept), "shards got other orders")
+        elif isinstance(message, Go) and not self.begun:
+            self.workers[to.id].counted = True
+        elif isinstance(message, Start):
+            self.begun = True
+            self._started(to.id, message)
+
+    # --- updates ------------------------------------------------------------------------------------------
+
+    def _ordered(self, message: Message) -> None:
+        match message:
+            case Fold():
+                self._folded(message)
+            case Accept(member=member):
+                require(self._welcome(self.arrived[name_of(member)]), f"{name_of(member)} is accepted against the rules")
+                require(name_of(member) in self.pending, f"{name_of(member)} is accepted but not pending")
+            case Restate():
+                self.version = message.version
+            case _:
+                pass
+
+    def _folded(self, fold: Fold) -> None:
+        require(fold.version == self.version + 1, f"version {fold.version} follows {self.version}")
+        names = [name_of(member) for member in fold.members]
+        for name in names:
+            require(name in self.arrived, f"update {fold.version} has {name}, which never arrived")
+            require(name not in self.folded, f"{name} is in updates {self.folded.get(name)} and {fold.version}")
+            require(name not in self.refused, f"{name} was refused and is in update {fold.version}")
+            require(self._welcome(self.arrived[name]), f"{name} is in update {fold.version} against the rules: {self.arrived[name]}")
+            self.folded[name] = fold.version
+        require(Counter(names) == Counter(self.pending), f"update {fold.version} has {names}, pending were {self.pending}")
+        pace = self._pace if not self.changing else None
+        if pace is not None:
+            require(self._fold_due(), f"update {fold.version} of {names} is made too early in {pace.name}")
+            self._check_bounds(fold, pace)
+        self.version = fold.version
+        self.pending.clear()
+
+    def _check_bounds(self, fold: Fold, pace: Pace) -> None:
+        if pace.distinct:
+            workers = [member.worker for member in fold.members]
+            require(workers == sorted(workers), f"update {fold.version} is not in the order of its workers: {workers}")
+        taus = [fold.version - 1 - self.arrived[name_of(member)].base for member in fold.members]
+        if pace.max_staleness is not None and pace.late is Late.KEEP:
+            require(max(taus) <= pace.max_staleness, f"update {fold.version} has stalenesses {taus}")
+        if pace.weighting.rule == "none":
+            samples = [self.arrived[name_of(member)].samples for member in fold.members]
+            for member, size in zip(fold.members, samples, strict=True):
+                require(abs(member.weight * fold.scale - size / sum(samples)) < 1e-12, f"update {fold.version} weighs {name_of(member)} by {member.weight * fold.scale}")
+
+    # --- the gate, naively --------------------------------------------------------------------------------
+
+    def _started(self, worker: int, start: Start) -> None:
+        model = self.workers[worker]
+        if start.work and not model.computing:
+            require(start.at_least == self.version, f"worker {worker} may read version {start.at_least} when {self.version} is ordered")
+            if not self.changing:
+                require(not self._held_up(worker), f"worker {worker} starts against the rules of {self._pace.name}")
+        if start.work:
+            self._activate(model)
+            model.counted = model.computing = True
+        elif not model.computing:
+            self._fewest()
+            model.active = False
+        model.asking, model.in_place = False, start.in_place and model.computing
+
+    def _held_up(self, worker: int) -> bool:
+        model = self.workers[worker]
+        mine = any(name[0] == worker for name in self.pending)
+        lead = model.count - self._fewest() if model.active else 0
+        return (self._pace.distinct and mine) or (self._pace.max_lead is not None and lead > self._pace.max_lead)
+
+    def _unstarted(self, worker: int) -> bool:
+        assert self.world is not None
+        epochs, member = self.world.coordinator.epochs, self.world.coordinator.job.members.workers.get(worker)
+        return member is not None and epochs.ledger is not None and not member.left_epoch and epochs.ledger.holds(worker)
+
+    def _fold_due(self) -> bool:
+        """Whether what is pending makes an update now."""
+        assert self.world is not None
+        if not self.pending:
+            return False
+        pace, live = self._pace, [number for number, model in self.workers.items() if model.counted]
+        owing = {name[:2] for name in self.pending}
+        computing = [number for number, model in self.workers.items() if model.computing]
+        if any(self.workers[number].in_place for number in computing) and not pace.reads_in_place:
+            return False
+        holders = {number for number in live if number in computing or self._unstarted(number)}
+        incarnations = {(number, self.world.processes[number].role.incarnation) for number in holders} | owing
+        quorum = pace.quorum.of(max(1, len(live))) if pace.quorum.rule != "all" else len(incarnations)
+        if pace.distinct:
+            quorum = min(quorum, len(incarnations))
+        resting = [number for number, model in self.workers.items() if not model.computing and not model.asking]
+        startable = any(self._unstarted(number) for number in resting) or any(
+            model.asking and not self._held_up(number) for number, model in self.workers.items()
+        )
+        return len(self.pending) >= quorum or not (computing or startable)
+
+    def _nobody_waits_in_vain(self) -> None:
+        for number, model in self.workers.items():
+            require(not model.asking or self._held_up(number), f"worker {number} may start in {self._pace.name} and is not told")
+        if not self._pace.grace_s:
+            require(not self._fold_due(), f"{self.pending} are due in {self._pace.name} and are not folded")
+
+
+# --- a world that has ended -------------------------------------------------------------------------------
+
+
+def check_end(world: World, referee: Referee) -> None:
+    """What holds when a job has ended well: all shards alike, each gradient once, one version at each end of an epoch."""
+    histories = [world.stores[shard].history for shard in sorted(world.stores)]
+    for history in histories:
+        require(len(history) == world.coordinator.job.version, f"a shard is at version {len(history)} of {world.coordinator.job.version}")
+        require(history == histories[0], "shards made different updates")
+    applied = Counter(name for members, _ in histories[0] for name, _ in members)
+    require(set(applied.values()) <= {1}, f"applied more than once: {applied.most_common(3)}")
+    require(set(applied) == set(referee.folded), "what was applied is not what was ordered")
+    require(not referee.pending, f"never answered: {referee.pending}")
+    require(set(referee.arrived) == set(applied) | set(referee.refused), "a gradient was neither applied nor refused")
+    for epoch, versions in noticed(world).items():
+        require(len({version for each in versions for version in each}) == 1, f"at the end of epoch {epoch} workers hold {versions}")
+
+
+def samples_applied(world: World) -> dict[int, Counter[int]]:
+    """How often each entry of each epoch's batch list is in an applied gradient, by the servers' own books."""
+    counts: dict[int, Counter[int]] = {}
+    for members, _ in world.stores[0].history:
+        for name, _ in members:
+            content = world.contents[name]
+            counts.setdefault(content.epoch, Counter()).update(content.positions)
+    return counts
+
+
+def check_samples(world: World, data: Data, num_epochs: int, habits: Habits) -> None:
+    """Each entry of each epoch once; with `may_skip` at most once; the summary says the same."""
+    counts = samples_applied(world)
+    may_skip = bool(habits.breaks_after or habits.poison or habits.stops_at or habits.accumulate > 1 or habits.unlucky)
+    folded = sum(world.contents[name].samples for members, _ in world.stores[0].history for name, _ in members)
+    for epoch in range(num_epochs):
+        seen = counts.get(epoch, Counter())
+        require(set(seen.values()) <= {1}, f"epoch {epoch}: an entry was applied more than once: {seen}")
+        if not may_skip and not data.cut:
+            require(set(seen) == set(range(len(data.sizes))), f"epoch {epoch}: applied are {sorted(seen)} of {len(data.sizes)}")
+        if habits.poison:
+            require(not set(seen) & set(habits.poison), f"epoch {epoch}: a poisoned entry was applied")
+    total = sum(data.sizes) * num_epochs
+    books = world.coordinator.job.accounts
+    require(books.samples == folded, f"the books say {books.samples} samples, the shards {folded}")
+    if not may_skip:
+        require(folded == total, f"{folded} samples of {total} were applied")
+    if not habits.stops_at:
+        require(books.ledgers.once + books.ledgers.skipped == total, f"{books.ledgers} do not make {total}")
+    require(books.ledgers.once == folded, f"{books.ledgers} against {folded} applied")

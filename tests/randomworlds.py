@@ -1,0 +1,106 @@
+"""Random worlds: small jobs with everything that can happen to them, the same for the same seed."""
+
+from __future__ import annotations
+
+import random
+
+from laws import Referee, check_end, check_samples
+from routines import Data, Habits, Trainee
+from world import Mishap, Violation, World
+
+from paceline.pace import Pace, parse_pace
+from paceline.roles.effects import JobSettings
+
+PATIENCE_S = 16.0
+
+
+def random_pace(draw: random.Random, num_workers: int) -> Pace:
+    """Any named pace with fitting arguments, sometimes with a setting of its own."""
+    k = draw.randint(1, num_workers)
+    name = draw.choice((
+        "sync", "sync", f"backup:{draw.randrange(num_workers)}", f"ksync:{k}", f"kbatchsync:{draw.randint(1, 6)}", f"kasync:{k}",
+        f"kbatchasync:{draw.randint(1, 6)}", f"softsync:{k}", "async", f"ssp:{draw.randrange(4)}",
+    ))  # fmt: skip
+    if draw.random() < 0.2:
+        name += draw.choice((",grace_s=0.05", ",grace_s=2", ",max_lead=1", ",max_lead=0"))
+    if draw.random() < 0.1:
+        name += draw.choice((",max_staleness=2", ",max_staleness=5"))
+    return parse_pace(name)
+
+
+def random_habits(draw: random.Random, num_workers: int) -> Habits:
+    """A script that does some of what scripts do."""
+    sizes = tuple(draw.randint(1, 4) for _ in range(draw.randint(1, 14)))
+    cut = draw.choice((0, 0, 0, draw.randint(2, 12)))
+    static = not cut and draw.random() < 0.3
+    rare = draw.random
+    return Habits(
+        Data(sizes, static, cut),
+        num_epochs=draw.randint(1, 3),
+        prefetch=draw.choice((0, 0, 1, 2, 5)),
+        accumulate=draw.choice((1, 1, 1, 2, 3)),
+        flushes=rare() < 0.5,
+        breaks_after=draw.randint(1, 5) if rare() < 0.15 else 0,
+        breaker=draw.choice((-1, draw.randrange(num_workers))),
+        pause=draw.choice((0, 0, 1, 5)),
+        meets=rare() < 0.3,
+        pulls=rare() < 0.3,
+        snapshots=rare() < 0.2,
+        counted=rare() > 0.1,
+        clip=draw.choice((0.0, 0.0, 0.0, 1.0)),
+        poison=(draw.randrange(len(sizes)),) if rare() < 0.1 and not cut else (),
+        unlucky=draw.choice((0.0, 0.0, 0.0, 0.1)),
+        stops_at=draw.randint(1, 8) if rare() < 0.1 else 0,
+        scales_gradients=rare() < 0.5,
+    )
+
+
+def random_mishaps(draw: random.Random, num_workers: int) -> list[Mishap]:
+    """Deaths, joins and rejoins, changes of pace, jumps of the clock."""
+    mishaps: list[Mishap] = []
+    for _ in range(draw.choice((0, 0, 1, 2, 4))):
+        at, worker = draw.randint(1, 400), draw.randrange(num_workers + 1)
+        kind = draw.choice(("kill", "kill", "join", "pace", "pace", "jump"))
+        mishaps.append(Mishap(at, kind, worker, random_pace(draw, num_workers), draw.choice((0.1, 1.5))))
+        if kind == "kill" and draw.random() < 0.5:
+            mishaps.append(Mishap(at + draw.randint(1, 100), "join", worker))
+    return mishaps
+
+
+def play(seed: int) -> World:
+    """Play the world of `seed` to its end under all laws; raises Violation with what led there."""
+    draw = random.Random(seed)
+    num_workers = draw.randint(1, 5)
+    habits, pace = random_habits(draw, num_workers), random_pace(draw, num_workers)
+    settings = JobSettings(
+        num_workers, draw.randint(1, 3), pace, leases="static" if habits.data.static else "exact", patience_s=PATIENCE_S
+    )
+    referee = Referee()
+    world = World(settings, seed, lambda process: Trainee(process, habits).main(), observer=referee)
+    referee.world = world
+    for worker in range(num_workers):
+        if worker == 0 or draw.random() < 0.95:
+            world.join(worker)
+    mishaps = random_mishaps(draw, num_workers)
+    try:
+        end = world.run(mishaps)
+        judge(world, referee, habits, end.code, end.sentence)
+    except Violation as violation:
+        raise Violation(f"{violation} [{pace.name}, {num_workers} workers, {habits}, {mishaps}]") from violation
+    return world
+
+
+def judge(world: World, referee: Referee, habits: Habits, code: int, sentence: str) -> None:
+    """An end is good, or has a good reason."""
+    survivors = [process for process in world.processes.values() if process.role.pace is not None and (process.alive or process.finished)]
+    if code == 4 and not survivors:
+        return
+    if code == 1 and "not finite" in sentence and (habits.poison or habits.unlucky):
+        return
+    if code == 1 and "without a single update" in sentence and (habits.poison or habits.unlucky or habits.breaks_after or habits.accumulate > 1 or not survivors):
+        return
+    if code:
+        raise Violation(f"ended with {code}: {sentence}")
+    check_end(world, referee)
+    if habits.counted:
+        check_samples(world, habits.data, habits.num_epochs, habits)
