@@ -128,6 +128,7 @@ class Referee(Observer):
             elif isinstance(effect, Send):
                 self._sent(effect.to, effect.message)
         self.changing = False
+        self.begun = self.begun or any(isinstance(effect, Send) and isinstance(effect.message, Go) for effect in effects)
         assert self.world is not None
         if self.world.coordinator.job.ended:
             return
@@ -163,7 +164,6 @@ class Referee(Observer):
         elif isinstance(message, Go) and not self.begun:
             self.workers[to.id].counted = True
         elif isinstance(message, Start):
-            self.begun = True
             self._started(to.id, message)
 
     # --- updates ------------------------------------------------------------------------------------------

@@ -328,6 +328,7 @@ class Coordinator:
     def _start(self, worker: Worker, *, refused: str = "") -> None:
         job, epochs = self.job, self.epochs
         worker.waits_for = ""
+        further = worker.phase is Phase.COMPUTING
         leased: tuple[int, ...] = ()
         ledger = epochs.ledger
         if ledger is not None and not worker.left_epoch:
@@ -343,7 +344,7 @@ class Coordinator:
                 job.members.count(worker)
                 self._lr_factor = None
             job.progress.enter(worker.id)
-            job.members.move(worker, Phase.COMPUTING, in_place=job.pace.reads_in_place)
+            job.members.move(worker, Phase.COMPUTING, in_place=worker.in_place if further else job.pace.reads_in_place)
             worker.since_s = self._now_s
             if job.accounts.first_s is None:
                 job.accounts.first_s = self._now_s
