@@ -303,6 +303,16 @@ def test_a_transposed_gradient_is_copied_by_its_values():
     assert gradient.norm == pytest.approx(float(wanted.norm()), rel=1e-5)
 
 
+def test_another_memory_format_changes_no_value():
+    torch.manual_seed(0)
+    model, x = nn.Conv2d(3, 4, 3), torch.randn(2, 3, 8, 8)
+    wanted = model.weight.detach().clone(), torch.autograd.grad(model(x).square().sum(), model.weight)[0]
+    bench = bench_of(model.to(memory_format=torch.channels_last))
+    model(x).square().sum().backward()
+    assert torch.equal(model.weight, wanted[0])
+    torch.testing.assert_close(bench.published(0)["weight"], wanted[1])
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_a_non_finite_gradient_has_a_non_finite_norm(bad: float):
     bench = bench_of(mlp())

@@ -150,6 +150,22 @@ def test_optimizers_that_the_servers_cannot_build_or_step_are_refused():
     assert "LBFGS needs a closure" in refusal(model, torch.optim.LBFGS(model.parameters()))
 
 
+class Unrepeatable(torch.optim.SGD):
+    def __init__(self, params, secret):
+        assert secret
+        super().__init__(params, lr=0.1)
+
+
+def test_an_optimizer_that_cannot_be_built_from_its_settings_is_refused_here_already():
+    model = nn.Linear(2, 2)
+    assert "cannot be built again from its settings" in refusal(model, Unrepeatable(model.parameters(), secret=True))
+
+
+def test_an_optimizer_for_matrices_is_accepted():
+    model = nn.Linear(2, 2, bias=False)
+    assert not spec_of(model, torch.optim.Muon(model.parameters())).elementwise
+
+
 def test_a_setting_that_is_not_plain_is_named():
     model = nn.Linear(2, 2)
     assert "setting warmup of param group 0" in refusal(model, WithFunction(model.parameters()))

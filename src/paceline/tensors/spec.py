@@ -43,7 +43,7 @@ def spec_of(model: nn.Module, optimizer: Optimizer) -> ModelSpec:
         elementwise=is_elementwise(kind),
         scales_gradients=scales_gradients(kind),
     )
-    build_optimizer(spec, {parameter.group: [torch.zeros(1)] for parameter in spec.parameters if parameter.group >= 0})
+    _check_rebuilding(spec)
     return spec
 
 
@@ -143,6 +143,15 @@ def _check_optimizer(kind: type[Optimizer]) -> str:
     if optimizer_class(path) is not kind:
         raise UsageError(f"the optimizer {path} is not the class that its module has under this name; servers could not import it")
     return path
+
+
+def _check_rebuilding(spec: ModelSpec) -> None:
+    """Build the optimizer as a server will, over tensors of the same dimensions and one element each."""
+    tensors: dict[int, list[Tensor]] = {}
+    for parameter in spec.parameters:
+        if parameter.group >= 0:
+            tensors.setdefault(parameter.group, []).append(torch.zeros([1] * len(parameter.shape)))
+    build_optimizer(spec, tensors)
 
 
 def _plain_map(settings: dict[str, object], where: str) -> dict[str, Plain]:
