@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from array import array
 from collections.abc import Sequence
 from itertools import pairwise
@@ -10,6 +9,7 @@ from typing import NamedTuple
 
 _SMOOTHED_FROM = 60
 _WINDOW_SHARE = 0.03
+_BEYOND = 1e100  # no number format trains there; it keeps the arithmetic of an axis finite
 
 
 class Point(NamedTuple):
@@ -23,7 +23,7 @@ class Point(NamedTuple):
 
 
 class Curve:
-    """One metric of a run in the order of time; values that are not finite are counted and left out."""
+    """One metric of a run in the order of time; values that are not finite (or beyond 1e100) are counted and left out."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -36,12 +36,12 @@ class Curve:
 
     def add(self, wall_s: float, samples: float, value: float, weight: float = 1.0) -> None:
         """Append one value; `weight` is the number of samples behind it."""
-        if not math.isfinite(value):
+        if not abs(value) < _BEYOND:
             self.num_lost += 1
             return
         self._wall_s.append(wall_s)
         self._samples.append(samples)
-        self._values.append(value)
+        self._values.append(value if abs(value) > 1 / _BEYOND else 0.0)
         self._weights.append(max(weight, 1e-9))
 
     @property

@@ -137,7 +137,7 @@ def value_scale(values: Sequence[float]) -> Scale:
     low, high = min(values), max(values)
     if low > 0 and high / low > 1000:
         return Scale(low / 1.2, high * 1.2, log=True)
-    if high - low <= 1e-12 * max(abs(low), abs(high)):
+    if high - low <= 1e-6 * max(abs(low), abs(high)):
         margin = 0.5 * abs(high) or 1.0
         low, high = low - margin, high + margin
     if 0 <= low < 0.35 * high:
