@@ -1,0 +1,158 @@
+"""This process as a worker of a run: its conversations with the others, its steps, and what it counts on the way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from paceline.engine.link import Link
+from paceline.errors import PacelineError, UsageError
+from paceline.roles.worker import Gradient, Talk, WorkerRole
+from paceline.session.meter import Meter
+from paceline.session.run import say
+from paceline.session.slow import Handicap
+from paceline.tensors.replica import Replica
+
+T = TypeVar("T")
+
+CLIPPED_PART = (
+    "gradients were changed between backward and opt.step(); that clips or scales this worker's part only, before it is "
+    "averaged with the others'; to clip the whole gradient use run.clip_grad_norm_(max_norm)"
+)
+NO_BATCH = "opt.step() was called without a batch of the prepared loader; each step needs at least one, inside the loader's loop"
+
+
+class Worker:
+    """Drives `role` over `link` with `replica`; `is_broken` once a conversation has failed."""
+
+    def __init__(
+        self,
+        link: Link,
+        role: WorkerRole,
+        replica: Replica,
+        handicap: Handicap,
+        *,
+        meter: Meter | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.link, self.role, self.replica, self.handicap = link, role, replica, handicap
+        self.meter = meter or Meter()
+        self._sleep = sleep
+        self.is_counted = True
+        self.is_broken = False
+        self.num_refused = 0
+        self.planned_epochs = self.updates_per_epoch = 0
+        self._samples = self._last_samples = self._epoch_samples = 0
+        self._pulled_bytes = 0
+        self._has_warned = False
+
+    # --- conversations ------------------------------------------------------------------------------------
+
+    def converse(self, talk: Talk[T], *, reads: int = 0) -> T:
+        """Carry a conversation out; afterwards the parameters are where the role reads them. It has `reads` pulls."""
+        try:
+            with self.meter.waiting():
+                said = self.link.drive(talk)
+        except PacelineError:
+            self.is_broken = True
+            raise
+        self._pulled_bytes += reads * self.replica.parameter_bytes
+        self.replica.point(self.role.in_place)
+        return said
+
+    def pull(self, *, at_least: int = 0) -> None:
+        """The newest parameters and averaged buffers, in this worker's own memory."""
+        self.converse(self.role.pull(at_least=at_least, buffers=True), reads=1)
+        self.replica.load_mean_buffers()
+
+    # --- samples ------------------------------------------------------------------------------------------
+
+    def begin_epoch(self) -> None:
+        """Count this worker's samples of an epoch from 0."""
+        self._epoch_samples = 0
+
+    def give(self, samples: int) -> None:
+        """The loader hands out a batch of so many samples; computing begins."""
+        self._samples += samples
+        self._epoch_samples += samples
+
+    def discard(self) -> None:
+        """What was handed out since the last step will not be in any gradient."""
+        self._samples = 0
+
+    @property
+    def weight(self) -> int:
+        """The samples behind what the script logs now: of the step in hand, else of the last one."""
+        return self._samples or self._last_samples
+
+    @property
+    def epoch_samples(self) -> int:
+        """The samples that this worker was given in the current epoch."""
+        return self._epoch_samples
+
+    # --- a step -------------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """Push the gradient, wait as long as the pace says, go on with the parameters that came."""
+        role, replica = self.role, self.replica
+        if not self._may_step():
+            return
+        replica.check_untouched()
+        gradient = replica.finish_gradient()
+        if gradient.touched and not self._has_warned:
+            self._has_warned = True
+            say(CLIPPED_PART)
+        buffer_samples = self._buffer_samples()
+        if buffer_samples:
+            replica.store_buffers(role.buffer)
+        compute_s = self._handicapped()
+        spent = self.meter.take()
+        talk = role.step(
+            Gradient(
+                samples=self._samples,
+                norm=gradient.norm,
+                absent=gradient.absent,
+                hyper=replica.hyper(),
+                clip=replica.max_norm,
+                buffer_samples=buffer_samples,
+                compute_s=compute_s,
+                wait_s=spent.wait_s,
+                pulled_bytes=self._pulled_bytes,
+            )
+        )
+        self._last_samples, self._samples, self._pulled_bytes = self._samples, 0, 0
+        start = self.converse(talk, reads=1)
+        if start.refused:
+            self._refused(start.refused)
+        replica.flip(role.buffer, keep=role.in_place or bool(start.refused))
+
+    def _may_step(self) -> bool:
+        """Whether there is something to step on; not when the run is stopping and nobody leads the script's loop."""
+        if self.role.started if self.is_counted else self.role.granted:
+            if not self.is_counted and not self._samples:
+                self.give(1)
+            return True
+        if self.role.stopping and not self.is_counted:
+            return False
+        raise UsageError(NO_BATCH)
+
+    def _buffer_samples(self) -> int:
+        """How much the model's buffers weigh that go with this step: few steps before a lease may end, else 0."""
+        is_last = not self.is_counted or len(self.role.held) <= 1
+        return self._epoch_samples if is_last else 0
+
+    def _handicapped(self) -> float:
+        """Sleep as `--slow` and `--compute` say; returns the seconds of computing, sleep and all."""
+        spent = self.meter.spent()
+        planned = self.planned_epochs * self.updates_per_epoch
+        share = self.role.clock / planned if planned else 0.0
+        pause_s = self.handicap.pause_s(self.role.step_index, share, cpu_s=spent.cpu_s, compute_s=spent.compute_s)
+        if pause_s > 0.0:
+            self._sleep(pause_s)
+        return spent.compute_s + pause_s
+
+    def _refused(self, reason: str) -> None:
+        self.num_refused += 1
+        if reason == "not finite":
+            say(f"the gradient of step {self.role.step_index - 1} was not finite and is refused; its batch will be computed again")
