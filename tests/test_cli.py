@@ -20,7 +20,7 @@ class Taken:
 
     runs: list[Resolved]
 
-    def __init__(self, resolved: Resolved) -> None:
+    def __init__(self, resolved: Resolved, write_report: object) -> None:
         self.runs.append(resolved)
 
     def run(self) -> int:

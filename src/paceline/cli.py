@@ -120,9 +120,10 @@ def run(script: _Script = None, /, *args: _Args, options: Options = Options()) -
     resolved = _resolved(options, script, args)
     for sentence in resolved.warnings():
         _say(sentence)
+    from paceline.dash.report import write_report
     from paceline.engine.local.supervisor import Supervisor
 
-    return Supervisor(resolved).run()
+    return Supervisor(resolved, write_report).run()
 
 
 @_config_app.command(name="explain", usage="Usage: paceline config explain [OPTIONS] [SCRIPT] [ARGS...]")

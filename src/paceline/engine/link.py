@@ -100,7 +100,8 @@ class Link:
         if isinstance(delivery.message, Halt):
             raise RunEnded(delivery.message.code, delivery.message.sentence)
         if delivery.message is None:
-            self._await_reason()
+            if delivery.sender != COORDINATOR:
+                self._await_reason()
             raise PeerLostError(f"worker {self.member.worker} lost {delivery.sender}, while it waited for it to {why}")
         self._owing.discard(delivery.sender)
         return delivery

@@ -19,6 +19,7 @@ from paceline.logic.partition import layout_of, parameter_arena_bytes
 from paceline.messages import (
     SUPERVISOR,
     Address,
+    Bye,
     Drawn,
     Failed,
     Gone,
@@ -148,6 +149,8 @@ class CoordinatorProcess:
             if attachments:
                 self._keeper.keep(message, attachments)
             self._enact(self._role.handle(sender, message, now_s), now_s)
+            if isinstance(message, Bye):
+                self._left.add(sender)
 
     def _obey(self, message: Message | None, now_s: float) -> None:
         """The supervisor knows which process was killed, and when all is to end; its own end is the end of all."""
@@ -160,7 +163,7 @@ class CoordinatorProcess:
                 self._enact(self._end_of(ExitCode.PEER_LOST, "the supervisor (`paceline run`) was lost"), now_s)
 
     def _lose(self, who: Address, reason: str, now_s: float) -> None:
-        # a killed worker is heard of twice, by its connection's end and from the supervisor
+        # a killed worker is heard of twice, by its connection's end and from the supervisor; one that said Bye is not lost
         if who not in self._left:
             self._left.add(who)
             self._enact(self._role.left(who, reason, now_s), now_s)
@@ -207,12 +210,13 @@ class CoordinatorProcess:
         return end
 
     def _halt_the_rest(self, end: End) -> None:
-        """Those that are connected but no members yet have not heard of the end from the role."""
-        members = {Address("worker", worker) for worker in self._role.job.members.workers}
-        for peer in list(self._port.peers):
-            if end.code and peer.role == "worker" and peer not in members:
-                with suppress(PeerLostError):
-                    self._port.send(peer, Halt(end.code, end.sentence))
+        """Tell those that have not heard of the end from the role: of a good one nobody has, of a bad one who is no member."""
+        told = {SUPERVISOR}
+        if end.code:
+            told |= {*self._role.job.servers, *(Address("worker", worker) for worker in self._role.job.members.workers)}
+        for peer in set(self._port.peers) - told:
+            with suppress(PeerLostError):
+                self._port.send(peer, Halt(end.code, end.sentence))
 
     def _write_final(self) -> None:
         if self._keeper.arena is not None and self._role.job.model is not None:

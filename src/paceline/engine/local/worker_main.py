@@ -64,8 +64,7 @@ class WorkerProcess:
     def _exited(self, given: object) -> int:
         if given not in (0, None):
             return self._fail(Failed(ExitCode.SCRIPT_FAILED, f"{self._brief.me}: {self._script} ended with sys.exit({given!r})"))
-        if self._has_joined():
-            self._tell(COORDINATOR, Bye())
+        self._tell(COORDINATOR, Bye())
         return ExitCode.OK
 
     def _has_joined(self) -> bool:

@@ -1,0 +1,68 @@
+"""What a child prints: all of it into its own log file, line by line to whoever shows it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from paceline.errors import WriteError
+
+MAX_LOG_BYTES = 1 << 30
+MAX_LINE_BYTES = 1 << 16
+_READ_BYTES = 1 << 16
+
+
+class Output:
+    """The pipe of one child and the log file that it fills."""
+
+    def __init__(self, pipe_fd: int, path: Path) -> None:
+        self.fd = pipe_fd
+        self.ended = self.dry = False
+        self._path = path
+        self._room_bytes = MAX_LOG_BYTES
+        self._partial = b""
+        os.set_blocking(pipe_fd, False)
+        try:
+            self._log = path.open("wb", buffering=0)
+        except OSError as error:
+            raise self._unwritten(error) from error
+
+    def read(self) -> list[str]:
+        """What has come since, as whole lines; `dry`: nothing more for now, `ended`: nothing more at all. Raises WriteError."""
+        try:
+            data = os.read(self.fd, _READ_BYTES)
+        except BlockingIOError:
+            self.dry = True
+            return []
+        self.ended, self.dry = not data, False
+        self._write(data)
+        *lines, self._partial = (self._partial + data).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+        if self._partial and (self.ended or len(self._partial) > MAX_LINE_BYTES):
+            lines.append(self._partial)
+            self._partial = b""
+        return [line.decode(errors="replace") for line in lines]
+
+    def note(self, text: str) -> None:
+        """Add our own lines to the log."""
+        self._write(text.encode(errors="replace"))
+
+    def _write(self, data: bytes) -> None:
+        if self._room_bytes <= 0:
+            return
+        if len(data) > self._room_bytes:
+            data = data[: self._room_bytes] + b"\n(this log is full)\n"
+        self._room_bytes -= len(data)
+        try:
+            while data:
+                data = data[self._log.write(data) :]
+        except OSError as error:
+            # one failure ends the run; the rest of what is printed is read without being kept
+            self._room_bytes = 0
+            raise self._unwritten(error) from error
+
+    def _unwritten(self, error: OSError) -> WriteError:
+        return WriteError(f"{self._path} could not be written: {error.strerror or error}")
+
+    def close(self) -> None:
+        """Close the log; the pipe belongs to the process."""
+        self._log.close()

@@ -1,0 +1,54 @@
+"""The last lines of a run: what was done, whether every sample was counted, and where to look."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from paceline.errors import PacelineError
+
+_MOST_METRICS = 8
+
+
+def ledger_text(ledger: Mapping[str, float]) -> str:
+    """The ledger's verdict in words.
+
+    >>> ledger_text({"once": 40, "repeated": 0, "skipped": 0, "undone": 0})
+    'every sample once'
+    >>> ledger_text({"once": 40, "repeated": 0, "skipped": 3, "undone": 0})
+    '40 samples once, 3 skipped'
+    """
+    others = [f"{ledger.get(key, 0):,.0f} {key}" for key in ("repeated", "skipped", "undone") if ledger.get(key, 0)]
+    if others:
+        return ", ".join([f"{ledger.get('once', 0):,.0f} samples once", *others])
+    return "every sample once" if ledger.get("once", 0) else "no epoch was counted"
+
+
+def result_lines(summary: Mapping[str, object]) -> list[str]:
+    """What `summary.json` says, for people."""
+    updates, samples, wall_s = (_number(summary, key) for key in ("updates", "samples", "wall_s"))
+    if not updates:
+        return ["no update was made"]
+    rate = f" ({samples / wall_s:,.0f} samples/s)" if wall_s else ""
+    lines = [f"{updates:,.0f} updates of {samples:,.0f} samples in {wall_s:,.1f} s{rate}, started in {_number(summary, 'start_s'):,.1f} s"]
+    if isinstance(summary.get("ledger"), dict):
+        lines.append(f"ledger: {ledger_text(cast('dict[str, float]', summary['ledger']))}")
+    final = cast("dict[str, Any]", summary.get("final") or {})
+    shown = [f"{name} {value:.4g}" for name, value in final.items() if isinstance(value, int | float)]
+    if shown:
+        lines.append(f"final: {', '.join(shown[:_MOST_METRICS])}")
+    return lines
+
+
+def _number(summary: Mapping[str, object], key: str) -> float:
+    value = summary.get(key)
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def report_line(run_dir: Path, write_report: Callable[[Path], Path]) -> str:
+    """Make the report of the run; says where it is, or why there is none."""
+    try:
+        return f"report: {write_report(run_dir)}"
+    except PacelineError as error:
+        return f"no report: {error}"
