@@ -1,0 +1,72 @@
+"""With leases `exact` every sample is in exactly one applied gradient, proven from the parameters."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from launch import SCRIPTS, events, paceline_run, paceline_start, wait_for_updates
+from safetensors.torch import load_file
+
+PACES = ["sync", "async,weighting=none", "ssp:2", "ksync:2", "backup:1", "kbatchsync:2", "kasync:2", "kbatchasync:2"]
+SAMPLES, EPOCHS, BATCH, WORKERS = 90, 2, 3, 3
+
+
+def folded_once(value: float, *, num_workers: int, most: int, exact_weight: bool) -> bool:
+    """Whether `value` is (1 + tag) / k of one computation in an update of k gradients."""
+    tags = {2.0 ** -(1 + power) for power in range(num_workers * 6)}
+    sizes = [1] if exact_weight else range(1, most + 1)
+    return any(abs(value * k - 1 - tag) < 1e-6 * k for k in sizes for tag in tags)
+
+
+def assert_every_sample_once(out: Path, pace: str) -> None:
+    counts = -load_file(out / "final.safetensors")["count"].to(torch.float64)
+    alone = pace.startswith(("async", "ssp"))
+    wrong = [
+        (epoch, sample, float(counts[epoch, sample]))
+        for epoch in range(EPOCHS)
+        for sample in range(SAMPLES)
+        if not folded_once(float(counts[epoch, sample]), num_workers=WORKERS, most=2 * WORKERS, exact_weight=alone)
+    ]
+    assert not wrong, wrong[:10]
+    ledger = json.loads((out / "summary.json").read_text())["ledger"]
+    assert ledger == {"once": EPOCHS * SAMPLES, "repeated": 0, "skipped": 0, "undone": 0}
+
+
+def options(pace: str) -> dict[str, object]:
+    """No learning rate rule: a parameter then holds what was folded."""
+    rule = {} if "weighting" in pace else {"lr_rule": "none"}
+    return {"workers": WORKERS, "servers": 2, "pace": pace, **rule}
+
+
+@pytest.mark.parametrize("pace", PACES)
+def test_every_sample_is_folded_once(pace: str, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    done = paceline_run(SCRIPTS / "counting.py", str(SAMPLES), str(EPOCHS), str(BATCH), "0", out=out, **options(pace))
+    assert done.returncode == 0, done.stderr
+    assert_every_sample_once(out, pace)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_sample_is_folded_once_when_a_worker_is_killed(seed: int, tmp_path: Path) -> None:
+    chance = random.Random(seed)
+    pace, out = PACES[seed % len(PACES)], tmp_path / "run"
+    process = paceline_start(SCRIPTS / "counting.py", str(SAMPLES), str(EPOCHS), str(BATCH), "0.02", out=out, **options(pace))
+    try:
+        wait_for_updates(out, chance.randint(1, 15), process)
+        time.sleep(chance.uniform(0.0, 0.05))
+        victim = chance.randrange(WORKERS)
+        pid = next(event["pid"] for event in events(out) if event["event"] == "join" and event["role"] == "worker" and event["id"] == victim)
+        os.kill(int(str(pid)), signal.SIGKILL)
+        output, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 0, output
+    assert_every_sample_once(out, pace)
+    assert json.loads((out / "summary.json").read_text())["lost"] == [victim]
