@@ -84,7 +84,7 @@ class Keeper:
             case Serve(has_optimizer_state=has_state):
                 seed = (self._kept[Seeded],) if has_state else ()
                 return send._replace(attachments=(self._arena_of(role), *seed))
-            case Plan():
+            case Plan() if Drawn in self._kept:
                 return send._replace(attachments=(self._kept[Drawn],))
             case Restate():
                 return send._replace(attachments=(self._kept[Load],))
