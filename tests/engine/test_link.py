@@ -1,0 +1,143 @@
+"""The driver of a worker's conversations: what it sends, and how each end of the run comes to the script."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from paceline.config import resolve
+from paceline.engine import link as link_module
+from paceline.engine.link import Link, Member
+from paceline.errors import DeadlineError, PeerLostError, ProtocolError, RunEnded
+from paceline.messages import COORDINATOR, Address, Attached, Drawn, Halt, Params, Pull
+from paceline.roles.effects import Send
+from paceline.roles.worker import Receive, Talk
+from paceline.transport.inproc import Exchange
+
+WORKER, SERVER = Address("worker", 1), Address("server", 0)
+
+
+class Peers:
+    """A link, with its coordinator and its server to be played by the test."""
+
+    def __init__(self) -> None:
+        exchange = Exchange()
+        self.coordinator, self.server = exchange.port(COORDINATOR), exchange.port(SERVER)
+        resolved = resolve(cores=2, stamp="now", command_line={"workers": 2, "servers": 1})
+        self.link = Link(exchange.port(WORKER), Member(1, 0, 2, 1, Path("run")), resolved)
+
+    def close(self) -> None:
+        for port in (self.coordinator, self.server, self.link):
+            port.close()
+
+
+@pytest.fixture
+def peers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Peers]:
+    monkeypatch.setattr(link_module, "LEAST_PATIENCE_S", 0.01)
+    monkeypatch.setattr(link_module, "REASON_S", 0.05)
+    peers = Peers()
+    yield peers
+    peers.close()
+
+
+def ask(to: Address, why: str = "answer") -> Talk[int]:
+    """Pull from somebody and return the version."""
+    yield Send(to, Pull(3, copy=False))
+    delivery = yield Receive(why)
+    assert isinstance(delivery.message, Params)
+    return delivery.message.version
+
+
+def test_a_conversation_is_driven_to_its_value(peers: Peers) -> None:
+    peers.server.send(WORKER, Params(7))
+    assert peers.link.drive(ask(SERVER)) == 7
+    delivery = peers.server.receive(0.0)
+    assert delivery is not None
+    assert (delivery.sender, delivery.message) == (WORKER, Pull(3, copy=False))
+
+
+def test_bytes_and_descriptors_travel_as_attachments(peers: Peers) -> None:
+    shared = peers.link.share("arena", 4096)
+
+    def talk() -> Talk[None]:
+        yield Send(COORDINATOR, Drawn(0, (), (), 0), (b"indices", memoryview(b"more"), shared.attachment))
+
+    peers.link.drive(talk())
+    peers.link.let_go(shared.attachment)
+    delivery = peers.coordinator.receive(0.0)
+    assert delivery is not None
+    first, second, arena = delivery.attachments
+    assert (peers.link.read(first), peers.link.read(second)) == (b"indices", b"more")
+    shared.memory[4095] = 9
+    assert peers.link.map(arena, 4096)[4095] == 9
+    for fd in delivery.attachments:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(fd)
+
+
+def test_an_attachment_of_another_kind_is_a_mistake(peers: Peers) -> None:
+    def talk() -> Talk[None]:
+        yield Send(COORDINATOR, Attached(), ("text",))
+
+    with pytest.raises(TypeError, match="got str"):
+        peers.link.drive(talk())
+
+
+def test_memory_that_is_too_small_is_refused(peers: Peers) -> None:
+    shared = peers.link.share("arena", 4096)
+    with pytest.raises(ProtocolError, match="4096 bytes of memory, 8192 are needed"):
+        peers.link.map(shared.attachment, 8192)
+
+
+def test_a_halt_is_the_end_of_the_run_with_its_code_and_reason(peers: Peers) -> None:
+    peers.coordinator.send(WORKER, Halt(5, "waited for worker 0"))
+    with pytest.raises(RunEnded, match="waited for worker 0") as ended:
+        peers.link.drive(ask(SERVER))
+    assert ended.value.code == 5
+
+
+def test_a_server_that_is_silent_is_named_with_what_was_wanted(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers.link, "_patience_s", 0.02)
+    with pytest.raises(DeadlineError, match=r"worker 1 waited 0.02 s for server 0 to send its parameters"):
+        peers.link.drive(ask(SERVER, "send its parameters"))
+
+
+def test_the_coordinator_has_more_time_than_the_servers(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers.link, "_patience_s", 0.005)
+    with pytest.raises(DeadlineError, match=r"worker 1 waited 0.06 s for coordinator to let this worker go on"):
+        peers.link.drive(ask(COORDINATOR, "let this worker go on"))
+
+
+@pytest.mark.parametrize("lost", ["coordinator", "server"])
+def test_a_lost_peer_is_named_with_what_was_wanted(peers: Peers, lost: str) -> None:
+    getattr(peers, lost).close()
+    with pytest.raises(PeerLostError, match=f"worker 1 lost {lost}.* to answer"):
+        peers.link.drive(ask(SERVER if lost == "coordinator" else COORDINATOR))
+
+
+def test_sending_to_a_lost_peer_names_it(peers: Peers) -> None:
+    peers.server.close()
+    with pytest.raises(PeerLostError, match=r"worker 1 cannot go on: .* server 0"):
+        peers.link.drive(ask(SERVER))
+
+
+@pytest.mark.parametrize("lost", ["coordinator", "server"])
+def test_the_reason_of_a_loss_counts_more_than_the_loss(peers: Peers, lost: str) -> None:
+    if lost == "server":
+        peers.server.close()
+    peers.coordinator.send(WORKER, Halt(1, "worker 0 raised"))
+    if lost == "coordinator":
+        peers.coordinator.close()
+    with pytest.raises(RunEnded, match="worker 0 raised"):
+        peers.link.drive(ask(SERVER))
+
+
+def test_a_closed_link_is_seen_by_its_peers(peers: Peers) -> None:
+    peers.link.close()
+    for port in (peers.coordinator, peers.server):
+        delivery = port.receive(0.0)
+        assert delivery is not None
+        assert delivery.message is None

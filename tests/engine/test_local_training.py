@@ -1,0 +1,168 @@
+"""Faults in the middle of a training on one machine: who goes on, who ends, with which words, and how soon."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from launch import events
+from watched import Watched
+
+Watch = Callable[..., Watched]
+
+TRAIN = """
+import sys, time
+import torch, paceline
+from torch.utils.data import DataLoader, TensorDataset
+
+run = paceline.init()
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+loader = DataLoader(TensorDataset(torch.randn(64, 4)), batch_size=4, num_workers={num_workers})
+model, optimizer, loader = run.prepare(model, optimizer, loader)
+for epoch in run.epochs({epochs}):
+    for (x,) in loader:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        {before_step}
+        optimizer.step()
+        run.log(loss=loss.detach())
+"""
+
+
+def script(*, epochs: int = 1000, before_step: str = "time.sleep(0.01)", num_workers: int = 0) -> str:
+    """TRAIN with some of its parts replaced; it goes on for minutes unless told otherwise."""
+    return TRAIN.format(epochs=epochs, before_step=before_step, num_workers=num_workers)
+
+
+def updates(run: Watched) -> int:
+    """How many updates the run has made."""
+    return sum(event["event"] == "update" for event in events(run.out))
+
+
+def in_training(watch: Watch, text: str, **options: object) -> Watched:
+    """A run that has made some updates."""
+    run = watch(text, **options)
+    run.wait_for(lambda: updates(run) >= 5)
+    return run
+
+
+@pytest.mark.parametrize("pace", ["sync", "async"])
+def test_a_run_to_its_end_leaves_everything_in_its_directory(watch: Watch, pace: str) -> None:
+    run = watch(script(epochs=3, before_step="pass"), pace=pace, servers=2)
+    assert run.code() == 0
+    assert "ledger: every sample once" in run.printed()
+    assert run.printed().endswith(f"report: {run.out / 'report.html'}\n")
+    summary = run.summary()
+    assert (summary["exit"], summary["samples"], summary["ledger"]["once"]) == (0, 192, 192)
+    final = load_file(run.out / "final.safetensors")
+    assert set(final) == {f"{part}.{name}" for part in "012" for name in ("weight", "bias")} | {
+        f"1.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")
+    }
+    assert final["1.num_batches_tracked"].item() > 0
+    assert {event["event"] for event in events(run.out)} >= {"join", "leave", "lease", "update", "end"}
+    assert {path.name for path in run.out.iterdir()} == {
+        "run.toml", "logs", "events.jsonl", "metrics.jsonl", "summary.json", "report.html", "final.safetensors",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("pace", ["sync", "async"])
+def test_the_others_go_on_without_a_killed_worker(watch: Watch, pace: str) -> None:
+    run = in_training(watch, script(epochs=8), pace=pace, workers=3)
+    run.kill("worker_main worker 2")
+    assert run.code() == 0
+    assert "worker 2 (pid" in run.printed()
+    assert "was killed by SIGKILL and has left, the others go on" in run.printed()
+    assert run.summary()["lost"] == [2]
+    assert "ledger: every sample once" in run.printed()
+
+
+@pytest.mark.parametrize("part", ["coordinator_main", "server_main server 1"])
+def test_the_loss_of_the_coordinator_or_a_server_ends_the_training(watch: Watch, part: str) -> None:
+    run = in_training(watch, script(num_workers=1), servers=2)
+    run.kill(part)
+    assert run.code_soon() == 4
+    printed = run.printed()
+    assert f"paceline: {part.partition(' ')[2] or 'coordinator'} (pid " in printed
+    assert printed.count("was killed by SIGKILL") == 1
+    assert "Traceback" not in printed
+    assert run.summary()["exit"] == 4
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_in_the_middle_keeps_what_was_done(watch: Watch, number: int, code: int) -> None:
+    run = in_training(watch, script(num_workers=1))
+    run.process.send_signal(number)
+    assert run.code_soon() == code
+    assert run.summary()["exit"] == code
+    assert run.summary()["updates"] >= 5
+    assert events(run.out)[-1]["event"] == "end"
+    assert "Traceback" not in run.printed()
+
+
+def test_one_workers_exception_ends_the_training_for_all(watch: Watch) -> None:
+    run = watch(script(before_step="assert run.worker != 1 or epoch < 2, 'worker one fails'"))
+    assert run.code() == 1
+    assert run.printed().count("Traceback") == 1
+    assert "AssertionError: worker one fails" in run.printed()
+    assert "paceline: worker 1: " in run.printed()
+    assert run.summary()["exit"] == 1
+
+
+def test_nothing_of_a_training_outlives_a_killed_supervisor(watch: Watch) -> None:
+    run = in_training(watch, script(num_workers=1))
+    run.process.kill()
+    end = time.monotonic() + 10
+    while run.pids():
+        assert time.monotonic() < end, run.pids()
+        time.sleep(0.05)
+    assert run.summary()["exit"] == 4
+
+
+@pytest.mark.slow
+def test_a_stopped_server_is_named_when_the_patience_is_over(watch: Watch) -> None:
+    run = in_training(watch, script(), patience="1s")
+    run.kill("server_main", signal.SIGSTOP)
+    assert run.code(60) == 5
+    assert "server 0" in run.printed()
+    assert run.summary()["exit"] == 5
+
+
+def test_a_stopped_worker_is_named_when_the_patience_is_over(watch: Watch) -> None:
+    run = in_training(watch, script(), patience="1s")
+    run.kill("worker_main worker 1", signal.SIGSTOP)
+    assert run.code(30) == 5
+    assert "worker 1" in run.printed()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 320 KiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=320k", "none", str(folder)], check=False).returncode:
+        pytest.skip("mounting a small disk is not allowed here")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_disk_that_fills_up_under_the_events_ends_the_run(watch: Watch, small_disk: Path) -> None:
+    run = in_training(watch, script(), out=small_disk / "run")
+    with (small_disk / "filler").open("wb", buffering=0) as filler:
+        try:
+            while filler.write(b"x" * 4096):
+                pass
+        except OSError:
+            pass
+    assert run.code(10) == 3
+    assert "jsonl could not be written: No space left on device" in run.printed()
+    assert json.loads((run.out / "summary.json").read_text())["exit"] == 3
