@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,8 @@ def adopt(thing: Any, **methods: Callable[..., Any]) -> None:
 
     def reduce(self: Any, protocol: Any) -> Any:
         make, arguments, *rest = kind.__reduce_ex__(self, protocol)
+        # a pickler checks that what `__newobj__` makes has the class of the object
+        make = kind.__new__ if make is copyreg.__newobj__ else make  # type: ignore[attr-defined]
         return (make, tuple(kind if argument is adopted else argument for argument in arguments), *rest)
 
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__, "__reduce_ex__": reduce}

@@ -90,8 +90,10 @@ def say(sentence: str) -> None:
 
 def number_of(value: object, what: str) -> float:
     """`value` as a float. Raises UsageError when it is no number."""
-    if isinstance(value, Real) or (isinstance(value, torch.Tensor) and value.ndim == 0 and not value.is_complex()):
+    if isinstance(value, Real):
         return float(value)
+    if isinstance(value, torch.Tensor) and value.ndim == 0 and not value.is_complex():
+        return float(value.detach())
     shown = f"a tensor of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
     raise UsageError(f"{what} must be a number or a 0-dimensional tensor, got {shown}")
 
