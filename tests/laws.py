@@ -69,14 +69,17 @@ class Referee(Observer):
         self.orders: dict[int, list[Message]] = {}
         self.fewest = 0
         self.begun = False
-        self.changing = False
+        self.pace: Pace | None = None
+        self.asked: Pace | None = None
 
     # --- events -------------------------------------------------------------------------------------------
 
     @property
     def _pace(self) -> Pace:
-        assert self.world is not None
-        return self.world.coordinator.job.pace
+        if self.pace is None:
+            assert self.world is not None
+            self.pace = self.world.settings.pace
+        return self.pace
 
     def before(self, sender: Address, message: Message | None) -> None:
         if sender.role != "worker":
@@ -95,7 +98,7 @@ class Referee(Observer):
                 self._ready(model, (sender.id, message.incarnation, message.step), message)
             case GiveBack() if model is not None:
                 self._fewest()
-                model.active = model.computing = False
+                model.active = model.computing = model.in_place = False
             case _:
                 pass
 
@@ -105,7 +108,7 @@ class Referee(Observer):
         model.versions = ready.versions
         self.arrived[name] = Arrived(ready.samples, min(ready.versions), self.version, self._pace, math.isfinite(ready.norm))
         self.pending.append(name)
-        model.asking, model.computing = True, False
+        model.asking, model.computing, model.in_place = True, False, False
         model.count += 1
 
     def _activate(self, model: Model) -> None:
@@ -119,7 +122,7 @@ class Referee(Observer):
         return self.fewest
 
     def pace_asked(self, pace: Pace) -> None:
-        self.changing = True
+        self.asked = pace
 
     def after(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -127,7 +130,6 @@ class Referee(Observer):
                 self._noted(effect.event)
             elif isinstance(effect, Send):
                 self._sent(effect.to, effect.message)
-        self.changing = False
         self.begun = self.begun or any(isinstance(effect, Send) and isinstance(effect.message, Go) for effect in effects)
         assert self.world is not None
         if self.world.coordinator.job.ended:
@@ -137,7 +139,7 @@ class Referee(Observer):
 
     def _noted(self, event: dict[str, object]) -> None:
         if event["event"] == "pace":
-            self.fewest = 0
+            self.pace, self.asked, self.fewest = self.asked, None, 0
             for model in self.workers.values():
                 model.count = 0
         if event["event"] == "refuse":
@@ -190,10 +192,9 @@ class Referee(Observer):
             require(self._welcome(self.arrived[name]), f"{name} is in update {fold.version} against the rules: {self.arrived[name]}")
             self.folded[name] = fold.version
         require(Counter(names) == Counter(self.pending), f"update {fold.version} has {names}, pending were {self.pending}")
-        pace = self._pace if not self.changing else None
-        if pace is not None:
-            require(self._fold_due(), f"update {fold.version} of {names} is made too early in {pace.name}")
-            self._check_bounds(fold, pace)
+        changing = self.asked is not None and not any(model.in_place for model in self.workers.values())
+        require(changing or self._fold_due(), f"update {fold.version} of {names} is made too early in {self._pace.name}")
+        self._check_bounds(fold, self._pace)
         self.version = fold.version
         self.pending.clear()
 
@@ -215,8 +216,7 @@ class Referee(Observer):
         model = self.workers[worker]
         if start.work and not model.computing:
             require(start.at_least == self.version, f"worker {worker} may read version {start.at_least} when {self.version} is ordered")
-            if not self.changing:
-                require(not self._held_up(worker), f"worker {worker} starts against the rules of {self._pace.name}")
+            require(not self._held_up(worker), f"worker {worker} starts against the rules of {self._pace.name}")
         if start.work:
             self._activate(model)
             model.counted = model.computing = True
@@ -233,7 +233,7 @@ class Referee(Observer):
 
     def _unstarted(self, worker: int) -> bool:
         assert self.world is not None
-        epochs, member = self.world.coordinator.epochs, self.world.coordinator.job.members.workers.get(worker)
+        epochs, member = self.world.coordinator.epochs.leases, self.world.coordinator.job.members.workers.get(worker)
         return member is not None and epochs.ledger is not None and not member.left_epoch and epochs.ledger.holds(worker)
 
     def _fold_due(self) -> bool:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from paceline.logic.membership import Worker
 from paceline.logic.weighting import omega
 from paceline.messages import Member
 from paceline.pace import Pace
 
 
 class Pending(NamedTuple):
-    """An accepted gradient until its fold. `omega` is final for gathered ones, None until the fold otherwise."""
+    """An accepted gradient until its fold. `hyper` are its worker's settings; `omega` is there when it was gathered.
+
+    A gathered gradient lies in the accumulators already, so its weight is final.
+    """
 
     worker: int
     incarnation: int
@@ -20,9 +24,10 @@ class Pending(NamedTuple):
     base: int
     positions: tuple[int, ...]
     absent: bytes
+    hyper: bytes
     clip: float
     buffer_samples: int
-    gathered: bool = False
+    owner: Worker
     omega: float | None = None
 
 
@@ -35,9 +40,10 @@ class Weighed(NamedTuple):
     lr_factor: float
 
 
-def gathered_weight(pending: Pending, factor: float) -> float:
-    """The weight with which a gradient enters the accumulator before its fold is known: n * omega."""
-    return pending.samples * factor
+def gathered_member(one: Pending) -> Member:
+    """The member that enters the accumulator before its fold is known: its weight is n * omega."""
+    assert one.omega is not None
+    return Member(one.worker, one.incarnation, one.step, one.buffer, one.samples * one.omega, False, one.buffer_samples)
 
 
 def weigh(pace: Pace, pending: list[Pending], *, version: int, scales_gradients: bool) -> Weighed:
@@ -49,17 +55,29 @@ def weigh(pace: Pace, pending: list[Pending], *, version: int, scales_gradients:
     whole sum is scaled afterwards.
     """
     ordered = sorted(pending) if pace.distinct else pending
-    stalenesses = tuple(version - 1 - one.base for one in ordered)
-    omegas = [omega(pace.weighting, tau) if one.omega is None else one.omega for one, tau in zip(ordered, stalenesses, strict=True)]
-    raw = [one.samples * factor for one, factor in zip(ordered, omegas, strict=True)]
-    num_samples, weighed = sum(one.samples for one in ordered), sum(raw)
+    weighting, newest = pace.weighting, version - 1
+    stalenesses = tuple([newest - one.base for one in ordered])
+    num_samples, weighed = 0, 0.0
+    raw: list[float] = []
+    for one in ordered:
+        factor = omega(weighting, newest - one.base) if one.omega is None else one.omega
+        num_samples += one.samples
+        weighed += one.samples * factor
+        raw.append(one.samples * factor)
     divisor = num_samples if scales_gradients else weighed
-    any_gathered = any(one.gathered for one in ordered)
+    scale = 1.0
+    # gathered members come before any other, and a fold with one of them is scaled as a whole
+    if ordered[0].omega is None:
+        raw = [weight / divisor for weight in raw]
+    else:
+        scale = 1.0 / divisor
     members = tuple(
-        Member(one.worker, one.incarnation, one.step, one.buffer, weight if any_gathered else weight / divisor, one.gathered, one.buffer_samples)
-        for one, weight in zip(ordered, raw, strict=True)
+        [
+            Member(one.worker, one.incarnation, one.step, one.buffer, weight, one.omega is not None, one.buffer_samples)
+            for one, weight in zip(ordered, raw, strict=True)
+        ]
     )
-    return Weighed(members, stalenesses, 1.0 / divisor if any_gathered else 1.0, 1.0 if scales_gradients else weighed / num_samples)
+    return Weighed(members, stalenesses, scale, 1.0 if scales_gradients else weighed / num_samples)
 
 
 def absent_in_all(masks: list[bytes]) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import isfinite
 from typing import NamedTuple
 
@@ -9,39 +10,50 @@ from paceline.pace import Late, Pace
 
 
 class Verdict(NamedTuple):
-    """A decision and, when it is no, the reason."""
+    """A decision and, when it says something, the reason."""
 
     ok: bool
     reason: str = ""
 
 
 YES = Verdict(True)
+QUIESCENT = Verdict(True, "nobody computes and nobody may start")
+NOTHING_PENDING = Verdict(False, "nothing is pending")
+READ_IN_PLACE = Verdict(False, "workers still read the shards in place")
+BELOW_QUORUM = Verdict(False, "fewer than the quorum are pending")
+UNTIL_UPDATE = Verdict(False, "update")
+UNTIL_SLOWEST = Verdict(False, "lead")
+NOT_FINITE = Verdict(False, "not finite")
+LATE = Verdict(False, "late")
+STALE = Verdict(False, "stale")
 
 
-class Crowd(NamedTuple):
-    """The counts that a fold depends on.
+@dataclass(slots=True)
+class Crowd:
+    """The counts that a fold depends on, kept as they change.
 
-    `live` members have started once; `holders` of them hold samples, a pending gradient included; `computing`
-    have a step under way, `in_place` of them on the shards' own memory; `startable` are about to begin one.
+    `live` members have started once; `holders` of them hold samples, a pending gradient included, and so does a dead
+    one until its fold; `computing` have a step under way, `in_place` of them on the shards' own memory; `startable`
+    are about to begin one.
     """
 
-    live: int
-    holders: int
-    computing: int
-    in_place: int
-    startable: int
+    live: int = 0
+    holders: int = 0
+    computing: int = 0
+    in_place: int = 0
+    startable: int = 0
 
 
 def quorum_in_force(pace: Pace, crowd: Crowd) -> int:
     """How many pending gradients make an update now: distinct quorums count at most the holders.
 
     >>> from paceline.pace import parse_pace
-    >>> quorum_in_force(parse_pace("ksync:3"), Crowd(live=4, holders=2, computing=2, in_place=0, startable=0))
+    >>> quorum_in_force(parse_pace("ksync:3"), Crowd(live=4, holders=2, computing=2))
     2
     """
     if pace.quorum.rule == "all":
-        return max(1, crowd.holders)
-    quorum = pace.quorum.of(max(1, crowd.live))
+        return crowd.holders or 1
+    quorum = pace.quorum.of(crowd.live or 1)
     return max(1, min(quorum, crowd.holders)) if pace.distinct else quorum
 
 
@@ -51,37 +63,36 @@ def fold_due(pace: Pace, num_pending: int, crowd: Crowd) -> Verdict:
     The quiescence rule: when nobody computes and nobody may start, nothing more can come.
     """
     if not num_pending:
-        return Verdict(False, "nothing is pending")
+        return NOTHING_PENDING
     if crowd.in_place and not pace.reads_in_place:
-        return Verdict(False, f"{crowd.in_place} worker(s) still read the shards in place")
-    quorum = quorum_in_force(pace, crowd)
-    if num_pending >= quorum:
+        return READ_IN_PLACE
+    if num_pending >= quorum_in_force(pace, crowd):
         return YES
     if not crowd.computing and not crowd.startable:
-        return Verdict(True, "nobody computes and nobody may start")
-    return Verdict(False, f"{num_pending} of {quorum} gradients are there")
+        return QUIESCENT
+    return BELOW_QUORUM
 
 
 def may_start(pace: Pace, *, lead: int, has_pending: bool) -> Verdict:
-    """Whether a worker may begin its next step."""
-    if pace.distinct and has_pending:
-        return Verdict(False, "update")
+    """Whether a worker may begin its next step; if not, what it waits for."""
+    if has_pending and pace.distinct:
+        return UNTIL_UPDATE
     if pace.max_lead is not None and lead > pace.max_lead:
-        return Verdict(False, "lead")
+        return UNTIL_SLOWEST
     return YES
 
 
 def admit(pace: Pace, *, norm: float, base: int, version: int) -> Verdict:
-    """Whether an arrived gradient is accepted; the reason of a refusal is one word for the events.
+    """Whether an arrived gradient is accepted; the reason of a refusal is a word for the events.
 
     >>> from paceline.pace import parse_pace
     >>> admit(parse_pace("ksync:3"), norm=1.0, base=4, version=5)
     Verdict(ok=False, reason='late')
     """
     if not isfinite(norm):
-        return Verdict(False, "not finite")
-    if pace.late is Late.DROP and base != version:
-        return Verdict(False, "late")
+        return NOT_FINITE
+    if base != version and pace.late is Late.DROP:
+        return LATE
     if pace.max_staleness is not None and version - base > pace.max_staleness:
-        return Verdict(False, "stale")
+        return STALE
     return YES

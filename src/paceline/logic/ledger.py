@@ -23,7 +23,7 @@ class Place(Enum):
 
 
 class Ledger:
-    """Entries 0..len(sizes)-1 with their numbers of samples.
+    """Entries 0..len(sizes)-1 with their numbers of samples; of `num_samples` so many are `folded` or `skipped`.
 
     `owners` gives each entry to one worker (static leases). With `cut`, `sizes` is one list of samples that
     `lease` cuts into entries: each stretch of `cut` samples is split among the live workers.
@@ -38,8 +38,8 @@ class Ledger:
         self.places = [Place.FREE] * len(self.sizes)
         self.cuts: list[tuple[int, int]] = []
         self.held: dict[int, deque[int]] = {}
-        self.samples = {place: 0 for place in (Place.FOLDED, Place.SKIPPED)}
         self.num_samples = sum(sizes)
+        self.folded = self.skipped = 0
         self._cut, self._uncut = cut, (0, self.num_samples if cut else 0)
         self._pieces: deque[int] = deque()
         self._free: deque[int] = deque() if owners else deque(range(len(self.sizes)))
@@ -54,6 +54,11 @@ class Ledger:
     def is_static(self) -> bool:
         """Whether entries have owners."""
         return bool(self._owners)
+
+    @property
+    def owners(self) -> set[int]:
+        """The workers that entries were given to at the start."""
+        return set(self._owners)
 
     @property
     def num_free(self) -> int:
@@ -116,14 +121,14 @@ class Ledger:
         """The gradient of pending entries is in an update."""
         for position in positions:
             self._move(position, Place.PENDING, Place.FOLDED)
-            self.samples[Place.FOLDED] += self.sizes[position]
+            self.folded += self.sizes[position]
             self._unsettled -= 1
 
     def skip(self, positions: Sequence[int]) -> None:
         """Entries that nobody will compute on again."""
         for position in positions:
             self._move(position, Place.STARTED, Place.SKIPPED)
-            self.samples[Place.SKIPPED] += self.sizes[position]
+            self.skipped += self.sizes[position]
             self._unsettled -= 1
 
     def give_back(self, started: Sequence[int]) -> None:
@@ -161,9 +166,9 @@ class Ledger:
         for position, place in enumerate(self.places):
             if place in (Place.FREE, Place.HELD):
                 self.places[position] = Place.SKIPPED
-                self.samples[Place.SKIPPED] += self.sizes[position]
+                self.skipped += self.sizes[position]
                 self._unsettled -= 1
-        self.samples[Place.SKIPPED] += self._uncut[1] - self._uncut[0]
+        self.skipped += self._uncut[1] - self._uncut[0]
         self._uncut = (self._uncut[1], self._uncut[1])
         self._num_owned = 0
         for queue in (self._free, self._owned, self.held):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import Enum
 
 from paceline.logic.gate import Crowd
-from paceline.messages import ModelSpec
+from paceline.messages import Address, ModelSpec
 
 
 class Phase(Enum):
@@ -25,39 +25,30 @@ class Worker:
     """One member. `counted` since its first start; `holds` while it holds samples, a pending gradient included.
 
     `first_epoch` is the epoch that it begins with, -1 for those of the first gathering; `epoch` the last one entered.
+    `started` are the entries of the step that it computes, `recalled` those taken back that it was not told of.
     """
 
-    def __init__(self, worker: int, incarnation: int, pid: int, host: str, model: ModelSpec) -> None:
-        self.id, self.incarnation, self.pid, self.host, self.model = worker, incarnation, pid, host, model
+    def __init__(self, worker: int, incarnation: int, model: ModelSpec) -> None:
+        self.id, self.incarnation, self.model = worker, incarnation, model
+        self.address = Address("worker", worker)
         self.phase = Phase.JOINING
-        self.welcomed = self.attached = self.counted = self.holds = self.in_place = self.startable = False
+        self.welcomed = self.attached = self.counted = self.holds = self.in_place = self.startable = self.is_gone = False
+        self.is_open = self.left_epoch = self.ledgered = False
         self.since_s = 0.0
-        self.waits_for = ""
+        self.refused = ""
         self.started: list[int] = []
         self.recalled: list[int] = []
-        self.num_pending = 0
-        self.told_pace = 0
-        self.not_finite = self.stale = 0
-        self.is_open = self.left_epoch = self.ledgered = False
-        self.next_step = 0
+        self.num_pending = self.next_step = self.told_pace = self.not_finite = self.stale = 0
         self.first_epoch = self.epoch = -1
+        self.hyper = b""
 
 
 class Membership:
-    """The live members by id; change a phase through `move` and holdings through `recount`."""
+    """The live members by id, and their `crowd`; change a phase through `move` and holdings through `recount`."""
 
     def __init__(self) -> None:
         self.workers: dict[int, Worker] = {}
-        self._live = self._holders = self._computing = self._in_place = self._startable = 0
-
-    def crowd(self) -> Crowd:
-        """The counts as the gate takes them."""
-        return Crowd(self._live, self._holders, self._computing, self._in_place, self._startable)
-
-    @property
-    def num_live(self) -> int:
-        """Members that count in quorums."""
-        return self._live
+        self.crowd = Crowd()
 
     def attached(self) -> list[Worker]:
         """Members whose memory every server has."""
@@ -70,13 +61,22 @@ class Membership:
     def count(self, worker: Worker) -> None:
         """From now on `worker` counts in quorums."""
         worker.counted = True
-        self._live += 1
-        self._holders += worker.holds
+        self.crowd.live += 1
+        self.crowd.holders += worker.holds
 
     def move(self, worker: Worker, phase: Phase, *, in_place: bool = False) -> None:
-        """`worker` is in `phase`, reading the shards `in_place` or not."""
-        self._computing += (phase is Phase.COMPUTING) - (worker.phase is Phase.COMPUTING)
-        self._in_place += in_place - worker.in_place
+        """`worker` is in `phase`, computing `in_place` or not; one that rests or waits is to be recounted."""
+        crowd = self.crowd
+        if worker.phase is Phase.COMPUTING:
+            crowd.computing -= 1
+            crowd.in_place -= worker.in_place
+        asks = phase is Phase.ASKING
+        if phase is Phase.COMPUTING:
+            crowd.computing += 1
+            crowd.in_place += in_place
+        if asks is not worker.startable:
+            crowd.startable += 1 if asks else -1
+            worker.startable = asks
         worker.phase, worker.in_place = phase, in_place
 
     def recount(self, worker: Worker, *, unstarted: bool) -> None:
@@ -84,15 +84,21 @@ class Membership:
         holds = bool(unstarted or worker.started or worker.num_pending or worker.is_open)
         startable = worker.phase is Phase.ASKING or (worker.phase is Phase.RESTING and (unstarted or worker.is_open))
         if worker.counted:
-            self._holders += holds - worker.holds
-        self._startable += startable - worker.startable
+            self.crowd.holders += holds - worker.holds
+        self.crowd.startable += startable - worker.startable
         worker.holds, worker.startable = holds, startable
 
     def remove(self, worker: Worker) -> None:
-        """`worker` is no member any more."""
+        """`worker` is no member any more; what it has pending still counts."""
         self.move(worker, Phase.JOINING)
-        self._startable -= worker.startable
         if worker.counted:
-            self._live -= 1
-            self._holders -= worker.holds
+            self.crowd.live -= 1
+            self.crowd.holders -= worker.holds
+        if worker.num_pending:
+            self.crowd.holders += 1
+        worker.is_gone = True
         del self.workers[worker.id]
+
+    def bury(self, gone: Worker) -> None:
+        """What a worker had pending when it left is folded."""
+        self.crowd.holders -= 1

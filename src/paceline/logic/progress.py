@@ -10,7 +10,7 @@ from heapq import heappop, heappush
 
 
 class Progress:
-    """Answered steps of each active worker since the last change of pace.
+    """Answered steps of each active worker since the last change of pace; `num_blocked` of them wait for the slowest.
 
     >>> progress = Progress()
     >>> progress.enter(0); progress.enter(1); progress.answered(0)
@@ -24,6 +24,11 @@ class Progress:
         self._resting: dict[int, int] = {}
         self._blocked: list[tuple[int, int]] = []
         self._low = 0
+
+    @property
+    def num_blocked(self) -> int:
+        """Entries of the heap of waiting workers."""
+        return len(self._blocked)
 
     def enter(self, worker: int) -> None:
         """`worker` is active: at its own count, or at the fewest if that is more."""
@@ -68,15 +73,13 @@ class Progress:
             free.append(heappop(self._blocked)[1])
         return free
 
-    def reset(self) -> list[int]:
-        """A change of pace: all leads are 0; returns those that were waiting."""
-        waiting = [worker for _, worker in self._blocked]
+    def reset(self) -> None:
+        """A change of pace: all leads are 0 and nobody waits for the slowest."""
         self._blocked.clear()
         self._count = dict.fromkeys(self._count, 0)
         self._tally = {0: len(self._count)} if self._count else {}
         self._resting.clear()
         self._low = 0
-        return waiting
 
     def _leave(self, count: int) -> None:
         self._tally[count] -= 1

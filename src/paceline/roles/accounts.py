@@ -52,15 +52,39 @@ class Accounts:
             share = min(1.0, 0.02 * max(1, weight) / 32)
             self.loss = loss if self.loss is None else self.loss + share * (loss - self.loss)
 
-    def staled(self, stalenesses: tuple[int, ...]) -> None:
-        """Stalenesses of one update's members."""
+    def begin(self, now_s: float) -> None:
+        """Something was leased; the first time is when the work began."""
+        if self.first_s is None:
+            self.first_s = now_s
+
+    def stepped(self, worker: int, compute_s: float, wait_s: float) -> None:
+        """A worker took a step."""
+        tally = self.of(worker)
+        tally.steps += 1
+        tally.compute_s += compute_s
+        tally.wait_s += wait_s
+
+    def refuse(self, worker: int) -> None:
+        """A worker's gradient was refused."""
+        self.refused += 1
+        self.of(worker).refused += 1
+
+    def folded(self, num_samples: int, stalenesses: tuple[int, ...], now_s: float) -> None:
+        """An update was made of so many samples, its members so stale."""
+        self.samples += num_samples
+        self.last_s = now_s
+        counts = self.stalenesses
         for tau in stalenesses:
-            self.stalenesses[tau] = self.stalenesses.get(tau, 0) + 1
+            counts[tau] = counts.get(tau, 0) + 1
 
     def settle(self, *, folded: int, repeated: int, skipped: int) -> None:
         """An epoch is over (or given up)."""
         old, repeated = self.ledgers, min(repeated, folded)
         self.ledgers = Ledgers(old.once + folded - repeated, old.repeated + repeated, old.skipped + skipped, old.undone)
+
+    def mean_staleness(self) -> float:
+        """The mean over all folded gradients."""
+        return sum(tau * times for tau, times in self.stalenesses.items()) / max(1, sum(self.stalenesses.values()))
 
     def staleness(self) -> dict[str, float]:
         """Mean, median, 99th percentile and maximum over all folded gradients."""
@@ -68,8 +92,7 @@ class Accounts:
         if not count:
             return {"mean": 0.0, "p50": 0, "p99": 0, "max": 0}
         ordered = sorted(self.stalenesses.items())
-        mean = sum(tau * times for tau, times in ordered) / count
-        return {"mean": mean, "p50": _quantile(ordered, count, 0.5), "p99": _quantile(ordered, count, 0.99), "max": ordered[-1][0]}
+        return {"mean": self.mean_staleness(), "p50": _quantile(ordered, count, 0.5), "p99": _quantile(ordered, count, 0.99), "max": ordered[-1][0]}
 
     def final(self) -> dict[str, float]:
         """The last value of every metric, from the lowest worker that was not lost."""
@@ -79,9 +102,23 @@ class Accounts:
             last[name] = values[min(kept)]
         return last
 
-    def wall_s(self) -> float:
-        """From the first lease to the last fold."""
-        return 0.0 if self.first_s is None or self.last_s is None else self.last_s - self.first_s
+    def summary(self) -> dict[str, object]:
+        """The books' part of `summary.json`; `wall_s` runs from the first lease to the last fold."""
+        return {
+            "samples": self.samples,
+            "wall_s": 0.0 if self.first_s is None or self.last_s is None else self.last_s - self.first_s,
+            "final": self.final(),
+            "staleness": self.staleness(),
+            "per_worker": {
+                str(number): {"samples": one.samples, "steps": one.steps, "refused": one.refused, "compute_s": one.compute_s, "wait_s": one.wait_s}
+                for number, one in sorted(self.tallies.items())
+            },
+            "bytes": {"pushed": self.pushed_bytes, "pulled": self.pulled_bytes},
+            "ledger": self.ledgers._asdict(),
+            "refused": self.refused,
+            "moves": self.moves,
+            "lost": self.lost,
+        }
 
 
 def _quantile(ordered: list[tuple[int, int]], count: int, share: float) -> int:

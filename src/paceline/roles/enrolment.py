@@ -11,7 +11,7 @@ from enum import Enum
 from paceline.errors import ConfigError, UsageError
 from paceline.logic.membership import Phase, Worker
 from paceline.logic.partition import first_difference, layout_of
-from paceline.messages import COORDINATOR, Go, Hello, Serve, Welcome
+from paceline.messages import Attached, Go, Hello, Seeded, Serve, Welcome
 from paceline.pace import check_pace, parse_pace
 from paceline.roles.epochs import Epochs
 from paceline.roles.job import Job
@@ -36,16 +36,16 @@ class Enrolment:
     def __init__(self, job: Job, epochs: Epochs) -> None:
         self.job, self.epochs = job, epochs
         self.forming = Forming.GATHERING
-        self.began_s = 0.0
         self._servers: set[int] = set()
         self._serving: set[int] = set()
         self._first = -1
         self._seeded = self._has_state = False
 
-    def hello(self, worker_id: int, hello: Hello, now_s: float) -> None:
+    def hello(self, worker_id: int, hello: Hello) -> None:
         """A worker wants to join."""
-        worker = Worker(worker_id, hello.incarnation, hello.pid, hello.host, hello.model)
+        worker = Worker(worker_id, hello.incarnation, hello.model)
         self.job.members.add(worker)
+        self.job.accounts.of(worker_id)
         if self.job.model is not None and not self._same_model(worker):
             return
         if self.job.settings.pace_is_open and hello.pace and self.forming is Forming.GATHERING and not self._take_pace(worker_id, hello.pace):
@@ -103,10 +103,10 @@ class Enrolment:
         self.job.note("join", role="server", id=shard, worker=None, pid=pid, host=host)
         self._serve()
 
-    def seeded(self, worker: Worker, has_state: bool) -> None:
+    def seeded(self, worker: Worker, message: Seeded) -> None:
         """The initial values are written."""
         if self.forming is Forming.SEEDING and worker.id == self._first:
-            self._seeded, self._has_state = True, has_state
+            self._seeded, self._has_state = True, message.has_optimizer_state
             self._serve()
 
     def _serve(self) -> None:
@@ -118,7 +118,7 @@ class Enrolment:
         for server in job.servers:
             job.send(server, Serve(server.id, len(job.servers), job.model, self._has_state))
 
-    def serving(self, shard: int, now_s: float) -> None:
+    def serving(self, shard: int) -> None:
         """A shard is built; with the last one everyone may attach (the first worker may have done so already)."""
         self._serving.add(shard)
         if self.forming is Forming.SERVING and len(self._serving) == len(self.job.servers):
@@ -126,50 +126,51 @@ class Enrolment:
             for worker in self.job.members.workers.values():
                 if not worker.welcomed:
                     self._welcome(worker, first=False)
-            self.begin_if_complete(now_s)
+            self.begin_if_complete()
 
-    def attached(self, worker: Worker, now_s: float) -> None:
+    def attached(self, worker: Worker, _: Attached) -> None:
         """Every server has this worker's memory."""
         worker.attached = True
         self.job.members.move(worker, Phase.RESTING)
         if self.forming is Forming.BEGUN:
-            self.epochs.recount(worker)
+            self.epochs.leases.recount(worker)
             self.job.tell(worker, Go(self.job.settings.num_workers, self.epochs.joined(worker)))
         else:
-            self.begin_if_complete(now_s)
+            self.begin_if_complete()
 
-    def begin_if_complete(self, now_s: float) -> None:
+    def begin_if_complete(self) -> None:
         """The job begins when all of the first gathering have attached."""
         workers = self.job.members.workers.values()
         if self.forming is not Forming.ATTACHING or not workers or not all(worker.attached for worker in workers):
             return
-        self.forming, self.began_s = Forming.BEGUN, now_s
+        self.forming = Forming.BEGUN
         for worker in workers:
             self.job.members.count(worker)
-            self.epochs.recount(worker)
+            self.epochs.leases.recount(worker)
             self.job.tell(worker, Go(self.job.settings.num_workers, self.epochs.index))
 
-    def left(self, worker: Worker, now_s: float) -> None:
+    def left(self, worker: Worker) -> None:
         """A member is gone before the job began: another one may have to seed."""
         if self.forming is Forming.SEEDING and worker.id == self._first and not self._seeded and self.job.members.workers:
             self.form()
-        self.begin_if_complete(now_s)
+        self.begin_if_complete()
 
-    def overdue(self, now_s: float, started_s: float) -> None:
-        """The patience with the first gathering is over."""
-        if self.forming is Forming.BEGUN:
+    def expire(self) -> None:
+        """The patience with the first gathering may be over: begin with those that are there."""
+        job, patience_s = self.job, self.job.settings.patience_s
+        waited_s = job.now_s - job.started_s
+        if self.forming is Forming.BEGUN or waited_s < patience_s:
             return
-        patience_s, workers = self.job.settings.patience_s, self.job.members.workers
-        if self.forming is Forming.GATHERING:
-            if workers:
-                self.form()
-            elif now_s - started_s >= LAST_CALL * patience_s:
-                self.job.end(5, f"no worker has called run.prepare within {LAST_CALL * patience_s:g} s")
-        elif now_s - started_s >= LAST_CALL * patience_s:
-            self.job.end(5, f"the job did not begin within {LAST_CALL * patience_s:g} s: {self.waits_for()}")
+        if self.forming is Forming.GATHERING and job.members.workers:
+            self.form()
+        elif waited_s >= LAST_CALL * patience_s:
+            if job.members.workers:
+                job.end(5, f"the job did not begin within {LAST_CALL * patience_s:g} s: {self.waits_for()}")
+            else:
+                job.end(5, f"no worker has called run.prepare within {LAST_CALL * patience_s:g} s")
 
     def waits_for(self) -> str:
         """Whom the gathering waits for, in words."""
         missing = [str(server) for server in self.job.servers if server.id not in self._serving]
         late = [f"worker {worker.id}" for worker in self.job.members.workers.values() if not worker.attached]
-        return f"{COORDINATOR} waits for {', '.join(missing + late) or 'nobody'}"
+        return f"it waits for {', '.join(missing + late)}"

@@ -11,10 +11,11 @@ from paceline.roles.effects import Effect, End, JobSettings, Note, Send, Warn
 
 
 class Job:
-    """The state that more than one part reads; `outbox` holds the effects of the event in hand."""
+    """The state that more than one part reads; `outbox` holds the effects of the event in hand, which came at `now_s`."""
 
-    def __init__(self, settings: JobSettings) -> None:
+    def __init__(self, settings: JobSettings, now_s: float) -> None:
         self.settings = settings
+        self.started_s = self.now_s = now_s
         self.pace = settings.pace
         self.num_paces = 1
         self.version = 0
@@ -35,7 +36,7 @@ class Job:
 
     def tell(self, worker: Worker, message: Message) -> None:
         """Queue a message to a worker."""
-        self.outbox.append(Send(Address("worker", worker.id), message))
+        self.outbox.append(Send(worker.address, message))
 
     def order(self, message: Message) -> None:
         """Queue an entry of the order: every server gets it."""
@@ -61,3 +62,8 @@ class Job:
             self.order(Halt(code, sentence))
         self.note("end", code=code, sentence=sentence)
         self.outbox.append(End(code, sentence))
+
+    def take_outbox(self) -> list[Effect]:
+        """The effects of the event in hand, which has been dealt with."""
+        outbox, self.outbox = self.outbox, []
+        return outbox

@@ -1,0 +1,110 @@
+"""How many steps a second the coordinator orders: its role alone, without network, servers or gradients.
+
+A step is one Ready handled: judged, accepted, folded when due, its worker started again, samples leased, events
+written out. `python benchmarks/coordinator.py [--json FILE]` prints a table; the target is 100,000 for each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import time
+from pathlib import Path
+
+from paceline.messages import Address, Attached, Begin, Drawn, Enter, Hello, LeaseRequest, ModelSpec, Ready, Seeded, ServerHello, Serving, Start, TensorSpec
+from paceline.pace import parse_pace
+from paceline.roles.coordinator import Coordinator
+from paceline.roles.effects import Effect, JobSettings, Send
+
+TARGET = 100_000
+NUM_SERVERS = 2
+MODEL = ModelSpec((TensorSpec("w", (1024,), "float32", 0),), (), "torch.optim.SGD", b"", b"", True, True)
+
+
+def begun(pace: str, num_workers: int, num_batches: int) -> tuple[Coordinator, dict[int, Start]]:
+    """A coordinator whose workers have all been let start on their first batch, and what they were told."""
+    coordinator = Coordinator(JobSettings(num_workers, NUM_SERVERS, parse_pace(pace)))
+    servers = [Address("server", shard) for shard in range(NUM_SERVERS)]
+    workers = [Address("worker", number) for number in range(num_workers)]
+    for server in servers:
+        coordinator.handle(server, ServerHello(server.id, 0, "host"), 0.0)
+    for worker in workers:
+        coordinator.handle(worker, Hello(worker.id, 0, 0, "host", MODEL), 0.0)
+    coordinator.handle(workers[0], Seeded(False), 0.0)
+    for server in servers:
+        coordinator.handle(server, Serving(), 0.0)
+    for worker in workers:
+        coordinator.handle(worker, Attached(), 0.0)
+    coordinator.handle(workers[0], Enter(0), 0.0)
+    coordinator.handle(workers[0], Drawn(0, (32,) * num_batches, (), num_batches // num_workers), 0.0)
+    for worker in workers[1:]:
+        coordinator.handle(worker, Enter(0), 0.0)
+    for worker in workers:
+        coordinator.handle(worker, LeaseRequest(0, wait=True), 0.0)
+    effects: list[Effect] = []
+    for worker in workers:
+        effects += coordinator.handle(worker, Begin(0), 0.0)
+    return coordinator, started(effects)
+
+
+def started(effects: list[Effect]) -> dict[int, Start]:
+    """Who may go on."""
+    return {effect.to.id: effect.message for effect in effects if isinstance(effect, Send) and isinstance(effect.message, Start)}
+
+
+def measure(pace: str, num_workers: int, num_steps: int) -> float:
+    """Steps a second over `num_steps`; what workers do between two steps is not timed."""
+    coordinator, starts = begun(pace, num_workers, num_steps + 8 * num_workers)
+    held = {number: list(coordinator.epochs.leases.ledger.held.get(number, ())) for number in range(num_workers)}  # pyright: ignore[reportOptionalMemberAccess]
+    current = {number: coordinator.job.members.workers[number].started[0] for number in range(num_workers)}
+    handle, spent_s, done, now_s = coordinator.handle, 0.0, 0, 0.0
+    while done < num_steps:
+        arrivals = [
+            (Address("worker", number), Ready(start.step, 0, start.step % 2, (start.at_least,) * NUM_SERVERS, (current[number],), 32, 1.0, compute_s=0.01))
+            for number, start in starts.items()
+        ]
+        effects: list[Effect] = []
+        begin_s = time.perf_counter()
+        for address, ready in arrivals:
+            now_s += 1e-5
+            effects += handle(address, ready, now_s)
+        spent_s += time.perf_counter() - begin_s
+        done += len(arrivals)
+        starts = started(effects)
+        for number, start in starts.items():
+            held[number] += start.leased
+            current[number] = held[number].pop(0)
+    return done / spent_s
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--steps", type=int, default=100_000)
+    parser.add_argument("--repeats", type=int, default=3)
+    arguments = parser.parse_args()
+    rows = [
+        {"pace": pace, "workers": workers, "steps_per_s": statistics.median(repeated(pace, workers, arguments.steps, arguments.repeats))}
+        for pace in ("sync", "async", "ssp:3")
+        for workers in (8, 1000)
+    ]
+    print(f"{'pace':8} {'workers':>8} {'steps/s':>10}   target {TARGET:,}")
+    for row in rows:
+        print(f"{row['pace']:8} {row['workers']:>8} {row['steps_per_s']:>10,.0f}   {'reached' if row['steps_per_s'] >= TARGET else 'MISSED'}")
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"target": TARGET, "servers": NUM_SERVERS, "rows": rows}, indent=1))
+
+
+def repeated(pace: str, num_workers: int, num_steps: int, repeats: int) -> list[float]:
+    """The rates of some runs, the collector's rest before each."""
+    rates: list[float] = []
+    for _ in range(repeats):
+        gc.collect()
+        rates.append(measure(pace, num_workers, num_steps))
+    return rates
+
+
+if __name__ == "__main__":
+    main()

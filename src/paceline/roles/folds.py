@@ -1,0 +1,151 @@
+"""The coordinator's part that makes updates: what is pending, when it is folded, what goes into the order.
+
+Nothing here decides who may start. A clipped update is ordered at once and its factor follows when every server has
+told its part of the norm.
+"""
+
+from __future__ import annotations
+
+from paceline.logic.fold import Pending, Weighed, absent_in_all, gathered_member, weigh
+from paceline.logic.gate import fold_due
+from paceline.logic.membership import Phase, Worker
+from paceline.logic.weighting import lr_factor, lr_rule_of, omega
+from paceline.messages import Accept, Factor, Fold, Gone, Ready
+from paceline.roles.effects import Note
+from paceline.roles.epochs import Epochs
+from paceline.roles.job import Job
+
+CLIP_EPSILON = 1e-6
+"""As in torch.nn.utils.clip_grad_norm_."""
+
+
+class Norm:
+    """The parts of a clipped update's squared norm that have come."""
+
+    def __init__(self, clip: float, since_s: float) -> None:
+        self.clip, self.since_s = clip, since_s
+        self.square, self.num_parts = 0.0, 0
+
+
+class Folds:
+    """`norms` are the clipped updates that wait for their factor, `grace_until_s` ends the wait for more members."""
+
+    def __init__(self, job: Job, epochs: Epochs) -> None:
+        self.job, self.epochs = job, epochs
+        self.norms: dict[int, Norm] = {}
+        self.grace_until_s: float | None = None
+        self._sent_hyper = b""
+        self._lr_factor = 1.0
+        self._lr_factor_for = (0, 0)
+
+    def accept(self, worker: Worker, ready: Ready, base: int) -> bool:
+        """The gradient is pending; returns whether an update is due. If not, servers gather it where that is possible."""
+        job, ledger = self.job, self.epochs.leases.ledger
+        worker.not_finite = worker.stale = 0
+        worker.num_pending += 1
+        worker.started.clear()
+        if ledger is not None:
+            ledger.pend(ready.positions)
+        pending = Pending(
+            worker.id,
+            worker.incarnation,
+            ready.step,
+            ready.buffer,
+            ready.samples,
+            base,
+            ready.positions,
+            ready.absent,
+            worker.hyper,
+            ready.clip,
+            ready.buffer_samples,
+            worker,
+        )
+        job.pending.append(pending)
+        due = self.due()
+        if not due and not job.pace.distinct:
+            # nothing is folded before this one, so its staleness is final
+            pending = job.pending[-1] = pending._replace(omega=omega(job.pace.weighting, job.version - base))
+            job.order(Accept(gathered_member(pending)))
+        return due
+
+    def due(self) -> bool:
+        """Whether what is pending is folded now: by the gate, and when the grace is over or nobody is left to wait for."""
+        job = self.job
+        pace, crowd, num_pending = job.pace, job.members.crowd, len(job.pending)
+        if not fold_due(pace, num_pending, crowd).ok:
+            self.grace_until_s = None
+            return False
+        if pace.grace_s and crowd.computing and (num_pending < crowd.holders or not pace.distinct):
+            if self.grace_until_s is None:
+                self.grace_until_s = job.now_s + pace.grace_s
+            return job.now_s >= self.grace_until_s
+        return True
+
+    def make(self) -> list[Pending]:
+        """Order the update of everything that is pending; returns its members."""
+        job = self.job
+        assert job.model is not None
+        pending, job.pending = job.pending, []
+        self.grace_until_s = None
+        job.version += 1
+        weighed = weigh(job.pace, pending, version=job.version, scales_gradients=job.model.scales_gradients)
+        lowest = min(pending) if len(pending) > 1 else pending[0]
+        hyper = b""
+        if lowest.hyper and lowest.hyper != self._sent_hyper:
+            hyper = self._sent_hyper = lowest.hyper
+        absent = absent_in_all([one.absent for one in pending]) if lowest.absent else b""
+        job.order(Fold(job.version, weighed.members, weighed.scale, weighed.lr_factor * self._factor(), hyper, absent, lowest.clip))
+        if lowest.clip:
+            self.norms[job.version] = Norm(lowest.clip, job.now_s)
+        self._book(pending, weighed)
+        return pending
+
+    def _book(self, pending: list[Pending], weighed: Weighed) -> None:
+        job, leases, tallies = self.job, self.epochs.leases, self.job.accounts.tallies
+        num_samples = 0
+        for one in pending:
+            owner = one.owner
+            num_samples += one.samples
+            tallies[one.worker].samples += one.samples
+            owner.num_pending -= 1
+            if leases.ledger is not None:
+                leases.ledger.fold(one.positions)
+            if owner.is_gone:
+                self._bury(owner)
+            elif owner.phase is Phase.RESTING:
+                leases.recount(owner)
+        job.accounts.folded(num_samples, weighed.stalenesses, job.now_s)
+        self.epochs.folded_more(num_samples, pending[0].samples)
+        members = [
+            {"worker": member.worker, "step": member.step, "staleness": tau, "weight": member.weight}
+            for member, tau in zip(weighed.members, weighed.stalenesses, strict=True)
+        ]
+        job.outbox.append(
+            Note({"event": "update", "version": job.version, "samples": job.accounts.samples, "pace": job.pace.name, "members": members})
+        )
+
+    def _bury(self, gone: Worker) -> None:
+        if not gone.num_pending:
+            self.job.members.bury(gone)
+            self.job.order(Gone(gone.id, gone.incarnation))
+
+    def _factor(self) -> float:
+        """The learning rate's nominal factor, computed when the pace or the number of live members has changed."""
+        job, now = self.job, (self.job.num_paces, self.job.members.crowd.live)
+        if now != self._lr_factor_for:
+            assert job.model is not None
+            rule = lr_rule_of(job.pace, job.settings.lr_rule, scales_gradients=job.model.scales_gradients)
+            self._lr_factor = lr_factor(job.pace, rule, num_live=max(1, now[1]), num_at_start=job.settings.num_workers)
+            self._lr_factor_for = now
+        return self._lr_factor
+
+    def part_norm(self, version: int, square: float) -> None:
+        """A server's part of an update's squared norm; with the last one all learn the factor."""
+        norm = self.norms.get(version)
+        if norm is None:
+            return
+        norm.square += square
+        norm.num_parts += 1
+        if norm.num_parts == len(self.job.servers):
+            del self.norms[version]
+            self.job.order(Factor(version, min(1.0, norm.clip / (norm.square**0.5 + CLIP_EPSILON))))

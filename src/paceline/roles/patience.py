@@ -1,0 +1,79 @@
+"""The coordinator's part that lets nobody wait for ever: who is waited for, how long, and the sentence that says so."""
+
+from __future__ import annotations
+
+from paceline.logic.membership import Phase, Worker
+from paceline.roles.epochs import Epochs, Stage
+from paceline.roles.folds import Folds
+from paceline.roles.job import Job
+from paceline.roles.meetings import Meetings
+from paceline.roles.steps import Steps
+
+STUCK_STEPS = 20
+"""A step that takes so many times the mean step, and more than the patience, is stuck when somebody waits for it."""
+EVALUATION_PATIENCES = 10
+"""How many patiences a worker outside its steps may take (an evaluation) while others wait for it."""
+
+
+class Patience:
+    """Looks at the waits now and then; `due_s` is when it wants to look next."""
+
+    def __init__(self, job: Job, epochs: Epochs, folds: Folds, steps: Steps, meetings: Meetings) -> None:
+        self.job, self.epochs, self.folds, self.steps, self.meetings = job, epochs, folds, steps, meetings
+        self._every_s = max(0.05, min(2.0, job.settings.patience_s / 4))
+        self.due_s = job.now_s + self._every_s
+
+    def expire(self) -> None:
+        """End the job when a wait has passed its deadline."""
+        job = self.job
+        if job.now_s < self.due_s:
+            return
+        self.due_s = job.now_s + self._every_s
+        patience_s = job.settings.patience_s
+        limit_s = max(patience_s, STUCK_STEPS * self.steps.mean_s)
+        for version, norm in self.folds.norms.items():
+            if job.now_s - norm.since_s > patience_s:
+                job.end(5, f"waited {patience_s:g} s for the servers' norms of update {version}")
+                return
+        for key, meeting in self.meetings.open.items():
+            if job.now_s - meeting.since_s > EVALUATION_PATIENCES * limit_s:
+                absent = ", ".join(str(worker.id) for worker in self.meetings.missing_at(meeting))
+                job.end(5, f"waited {EVALUATION_PATIENCES * limit_s:g} s for worker(s) {absent} to meet the others at {key}")
+                return
+        if self.somebody_waits:
+            self._check_workers(limit_s)
+
+    @property
+    def somebody_waits(self) -> bool:
+        """Whether a worker waits for what another one does."""
+        return bool(self.steps.waiting or self.epochs.leases.line or self.epochs.not_ended() or self.epochs.stage is Stage.DRAWING)
+
+    def _check_workers(self, limit_s: float) -> None:
+        job = self.job
+        not_ended = self.epochs.not_ended()
+        for worker in job.members.workers.values():
+            silent_s = job.now_s - worker.since_s
+            if worker.phase is Phase.COMPUTING and silent_s > limit_s:
+                job.end(
+                    5,
+                    f"waited {limit_s:g} s for worker {worker.id}, which computes step {worker.next_step} since {silent_s:.0f} s; "
+                    "if its steps are that long, raise --patience",
+                )
+                return
+            owed = worker.startable or worker in not_ended or (self.epochs.stage is Stage.DRAWING and worker.id == self.epochs.drawer)
+            if worker.phase is Phase.RESTING and owed and self._rested_s(worker) > EVALUATION_PATIENCES * limit_s:
+                job.end(
+                    5,
+                    f"waited {EVALUATION_PATIENCES * limit_s:g} s for worker {worker.id}, which is between leases (an evaluation?); raise --patience",
+                )
+                return
+
+    def _rested_s(self, worker: Worker) -> float:
+        last_s = self.job.accounts.last_s
+        return self.job.now_s - max(worker.since_s, self.job.started_s if last_s is None else last_s)
+
+    def late(self) -> tuple[int, ...]:
+        """The workers that others wait for, for whoever watches the run."""
+        if not (self.steps.waiting or self.epochs.leases.line):
+            return ()
+        return tuple(worker.id for worker in self.job.members.workers.values() if worker.phase is Phase.COMPUTING)
