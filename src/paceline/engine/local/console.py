@@ -51,8 +51,8 @@ class Screen:
         self._print(self._out, text)
 
     def error(self, text: str) -> None:
-        """A line about what went wrong."""
-        self._print(self._err, text)
+        """A line about what went wrong; while a line is redrawn, both share the terminal and must not mix."""
+        self._print(self._err if self._live is None else self._out, text)
 
     def _print(self, console: Console, text: str) -> None:
         try:
@@ -64,7 +64,8 @@ class Screen:
 
     def progress(self, progress: Progress, now_s: float) -> None:
         """Show the state of the run, if it is time to."""
-        text = progress_text(progress, self._rate(progress.samples, now_s), self._num_workers)
+        rate = self._rate(progress.samples, now_s) if progress.begun else 0.0
+        text = progress_text(progress, rate, self._num_workers)
         if self._out.is_terminal:
             self._redraw(text)
         elif now_s >= self._plain_due_s and text != self._shown:
