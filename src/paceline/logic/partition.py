@@ -42,6 +42,7 @@ class Slot(NamedTuple):
 
     @property
     def num_elements(self) -> int:
+        """Elements of the tensor, padding left out."""
         return prod(self.spec.shape)
 
 
