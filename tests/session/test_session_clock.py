@@ -46,6 +46,20 @@ def test_inside_the_loop_a_scheduler_moves_with_the_run() -> None:
     assert set(scheduler.state_dict()) == keys
 
 
+def test_before_an_epochs_first_batch_a_scheduler_that_ticks_in_the_loop_catches_up() -> None:
+    now, opt = Now(), optimizer()
+    scheduler = OneCycleLR(opt, max_lr=1.0, total_steps=10)
+    catch_up = follow(scheduler, now.read)
+    now.updates = 2
+    catch_up()
+    assert scheduler.last_epoch == 0
+    opt.step()
+    scheduler.step()
+    now.updates = 5
+    catch_up()
+    assert scheduler.last_epoch == 5
+
+
 def test_between_epochs_a_scheduler_ticks_once_a_call_and_a_late_joiner_catches_up() -> None:
     now, opt = Now(), optimizer()
     now.in_loop, now.updates = False, 500

@@ -148,10 +148,9 @@ class Leases(Feed):
         return bool(role.held) and role.held[0] == leased
 
     def _begin(self) -> bool:
-        """Ask to compute on the next entry; a first one of a step reads the parameters anew."""
-        role = self.worker.role
-        may_start = self.worker.converse(role.begin(self.epoch), reads=not role.started)
-        if not may_start and role.started:
+        """Ask to compute on the next entry; batches that then wait for a further one in vain are given up."""
+        may_start = self.worker.begin(self.epoch)
+        if not may_start and self.worker.role.started:
             self.leave(consumed=True)
         return may_start
 
@@ -176,7 +175,7 @@ class Stride(Feed):
         self.worker.converse(role.enter(self.epoch, ledger=False))
         self.is_open = True
         for batch in self._loader:
-            if not role.granted and not self.worker.converse(role.begin(self.epoch), reads=1):
+            if not role.granted and not self.worker.begin(self.epoch):
                 break
             self.worker.give(size_of(batch, self._batch_size))
             yield batch
@@ -192,7 +191,7 @@ class Steps(Feed):
         self.entered = self.epoch
         self.worker.converse(role.enter(self.epoch, ledger=False))
         self.is_open = True
-        self.worker.converse(role.begin(self.epoch), reads=1)
+        self.worker.begin(self.epoch)
         self.worker.begin_epoch()
         self.worker.meter.begin()
 

@@ -71,7 +71,8 @@ class Joined(Run):
                 reseed(self._settings.seed + self.worker)
             self._feed = self._feed_of(prepared.loader, go.epoch)
         if prepared.scheduler is not None:
-            follow(prepared.scheduler, self._clock, late_epochs=self._epochs_behind)
+            catch_up = follow(prepared.scheduler, self._clock, late_epochs=self._epochs_behind)
+            self._member().at_first_batch.append(catch_up)
 
     def _join(self, model: nn.Module, optimizer: Optimizer) -> Go:
         """Become a member: agree on the model, share memory, begin with worker 0's parameters."""

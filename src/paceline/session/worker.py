@@ -42,6 +42,7 @@ class Worker:
         self.is_counted = True
         self.is_broken = False
         self.num_refused = 0
+        self.at_first_batch: list[Callable[[], None]] = []
         self.planned_epochs = self.updates_per_epoch = 0
         self._samples = self._last_samples = self._epoch_samples = 0
         self._pulled_bytes = 0
@@ -60,6 +61,15 @@ class Worker:
         self._pulled_bytes += reads * self.replica.parameter_bytes
         self.replica.point(self.role.in_place)
         return said
+
+    def begin(self, epoch: int) -> bool:
+        """Ask to compute on what is next in `epoch`; a first one of a step reads the parameters anew."""
+        is_first = not self.role.started
+        may_start = self.converse(self.role.begin(epoch), reads=is_first)
+        if may_start and is_first:
+            for call in self.at_first_batch:
+                call()
+        return may_start
 
     def pull(self, *, at_least: int = 0) -> None:
         """The newest parameters and averaged buffers, in this worker's own memory."""
