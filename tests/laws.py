@@ -278,6 +278,8 @@ def check_end(world: World, referee: Referee) -> None:
     require(set(applied) == set(referee.folded), "what was applied is not what was ordered")
     require(not referee.pending, f"never answered: {referee.pending}")
     require(set(referee.arrived) == set(applied) | set(referee.refused), "a gradient was neither applied nor refused")
+    for shard, store in world.stores.items():
+        require(not store.attached, f"shard {shard} has still mapped the memory of {store.attached}")
     for epoch, versions in noticed(world).items():
         require(len({version for each in versions for version in each}) == 1, f"at the end of epoch {epoch} workers hold {versions}")
 

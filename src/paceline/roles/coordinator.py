@@ -24,6 +24,7 @@ from paceline.messages import (
     Finished,
     GiveBack,
     Gone,
+    Halt,
     Hello,
     LeaseRequest,
     Load,
@@ -125,6 +126,9 @@ class Coordinator:
 
     def _hello(self, known: Worker | None, sender: Address, hello: Hello) -> None:
         """A worker wants to join; one that was started again takes the place of the one that was."""
+        if self._finishing_s is not None:
+            self.job.send(sender, Halt(0, "the run has ended without this worker"))
+            return
         if known is not None and known.incarnation != hello.incarnation:
             self._lose(known, "it was started again")
             known = None

@@ -107,6 +107,8 @@ class Server:
         self._clipped: Fold | None = None
         self._pulls: list[Waiting] = []
         self._incarnations: dict[int, int] = {}
+        self._mapped: set[tuple[int, int]] = set()
+        self._gone: dict[int, int] = {}
         self._taken: dict[int, int] = {}
         self._outbox: list[Effect] = []
 
@@ -145,8 +147,11 @@ class Server:
         if self.store is None:
             self._early.append((sender, attach, attachments))
             return
+        if attach.incarnation <= self._gone.get(attach.worker, -1):
+            return
         self.store.attach(attach.worker, attach.incarnation, attachments[0] if attachments else None)
         self._incarnations[attach.worker] = attach.incarnation
+        self._mapped.add((attach.worker, attach.incarnation))
         self._taken[attach.worker] = -1
         self._outbox.append(Send(sender, Linked()))
 
@@ -174,14 +179,21 @@ class Server:
                 store.load(state, parameters=parameters, optimizer=optimizer)
                 self.version = version
             case Gone(worker=worker, incarnation=incarnation):
-                if self._incarnations.get(worker) == incarnation:
-                    store.detach(worker, incarnation)
-                    del self._incarnations[worker]
-                    self._pulls = [waiting for waiting in self._pulls if waiting.sender != Address("worker", worker)]
+                self._let_go(store, worker, incarnation)
             case Finish():
                 self._outbox.append(Send(COORDINATOR, Finished(self.version)))
             case _:
                 self._outbox.append(End(4, f"server {self.shard} got {type(message).__name__}, which is no order"))
+
+    def _let_go(self, store: ShardStore, worker: int, incarnation: int) -> None:
+        """Unmap a worker's memory; its Attach may still be on the way, and another incarnation may be mapped already."""
+        self._gone[worker] = incarnation
+        if (worker, incarnation) in self._mapped:
+            self._mapped.remove((worker, incarnation))
+            store.detach(worker, incarnation)
+        if self._incarnations.get(worker) == incarnation:
+            del self._incarnations[worker]
+            self._pulls = [waiting for waiting in self._pulls if waiting.sender != Address("worker", worker)]
 
     def _fold(self, store: ShardStore, fold: Fold) -> None:
         if fold.version != self.version + 1:
