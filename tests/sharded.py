@@ -5,13 +5,14 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
 from paceline.logic.partition import arena_map, layout_of, parameter_arena_bytes
 from paceline.messages import Member
 from paceline.tensors.shard import Shard
 from paceline.tensors.spec import parameters_of, settings_of, spec_of
 from paceline.tensors.storage import tensor_at
-from torch import Tensor, nn
-from torch.optim import Optimizer
 
 Gradients = Sequence[Tensor | None]
 

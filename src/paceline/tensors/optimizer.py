@@ -89,11 +89,12 @@ def runs_torch_step(cls: type[optim.Optimizer]) -> bool:
     return cls.step.__module__.startswith("torch.optim.")
 
 
-def choose_kernel(cls: type[optim.Optimizer], settings: Settings) -> None:
-    """Switch the fused kernel on in one group's settings, unless the user chose or the class has none."""
+def wants_fused(cls: type[optim.Optimizer], settings: Settings, tensors: list[Tensor]) -> bool:
+    """Whether to switch the fused kernel on for a group: the class has one, and the user chose nothing."""
     undecided = settings.get("fused", False) is None and settings.get("foreach") is None
-    if undecided and not settings.get("differentiable") and runs_torch_step(cls):
-        settings["fused"] = True
+    # torch's fused SGD for the CPU leaves bfloat16 parameters unchanged or wrong (pytorch/pytorch issue 191763).
+    works = all(tensor.dtype is torch.float32 for tensor in tensors) or not issubclass(cls, optim.SGD)
+    return undecided and works and not settings.get("differentiable") and runs_torch_step(cls)
 
 
 def build_optimizer(model: ModelSpec, tensors: dict[int, list[Tensor]]) -> optim.Optimizer:
@@ -107,8 +108,8 @@ def build_optimizer(model: ModelSpec, tensors: dict[int, list[Tensor]]) -> optim
     arguments = {key: _tuples(value) for key, value in defaults.items() if key in accepted}
     groups: list[Settings] = []
     for group, members in sorted(tensors.items()):
-        choose_kernel(cls, settings[group])
-        groups.append({**settings[group], "params": members})
+        fused = {"fused": True} if wants_fused(cls, settings[group], members) else {}
+        groups.append({**settings[group], **fused, "params": members})
     build = cast(Callable[..., optim.Optimizer], cls)
     try:
         return build(groups, **arguments)
@@ -116,10 +117,9 @@ def build_optimizer(model: ModelSpec, tensors: dict[int, list[Tensor]]) -> optim
         raise UsageError(f"the optimizer {model.optimizer} cannot be built again from its settings: {error}") from error
 
 
-def update_settings(cls: type[optim.Optimizer], group: Settings, changed: Settings) -> None:
-    """Set what changed in one group of a built optimizer."""
-    group.update(changed)
-    choose_kernel(cls, group)
+def update_settings(group: Settings, changed: Settings) -> None:
+    """Set what changed in one group of a built optimizer; a choice of kernel that the user left open stays as it was made."""
+    group.update({key: value for key, value in changed.items() if key != "fused" or value is not None})
 
 
 def loaded_scalar(value: object) -> object:

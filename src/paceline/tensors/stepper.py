@@ -46,7 +46,7 @@ class Stepper:
         """Set the groups' settings that changed: the msgpack of a map for every group of the model."""
         changed = decode_settings(hyper)
         for index, group in self._groups.items():
-            update_settings(type(self._optimizer), group, changed[index])
+            update_settings(group, changed[index])
 
     @contextmanager
     def scaled_lr(self, factor: float) -> Generator[None]:

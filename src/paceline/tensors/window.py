@@ -19,7 +19,7 @@ from torch.nn import Parameter
 from paceline.logic.partition import ITEM_BYTES, Layout, Run, Slot, runs_of
 from paceline.tensors.memory import typed
 
-PIECE_ELEMENTS = 1 << 16
+PIECE_ELEMENTS = 1 << 17
 WINDOW_BYTES = 1 << 22
 
 
@@ -70,16 +70,16 @@ class Part:
 
 
 class Window:
-    """Neighbouring parts that are summed and stepped together; `version` counts their splits."""
+    """Neighbouring parts that are summed and stepped together; `values` is all their memory, `version` counts their splits."""
 
-    def __init__(self, index: int, parts: list[Part], pieces: list[Piece], memory: Tensor) -> None:
+    def __init__(self, index: int, parts: list[Part], pieces: list[Piece], values: list[Tensor]) -> None:
         self.index = index
         self.parts = parts
         self.pieces = pieces
         self.version = 0
         self.first = pieces[0].first
         self.num_elements = pieces[-1].first + pieces[-1].num_elements - self.first
-        self._values = [typed(memory, piece.start, piece.stop, piece.dtype) for piece in pieces]
+        self._values = values
 
     def seems_finite(self) -> bool:
         """False when a value is not finite; also for huge values, and for padding, so a look at each parameter decides."""
@@ -104,7 +104,8 @@ def cut(layout: Layout, memory: Tensor, borders: tuple[int, int], *, elementwise
     for chunk in _chunks(runs_of(layout, start, stop, elementwise=True), window_bytes if elementwise else stop - start):
         pieces = _pieces(chunk, first, num_pieces)
         runs = chunk if elementwise else runs_of(layout, start, stop, elementwise=False)
-        windows.append(Window(len(windows), _parts(runs, pieces, slots, memory, whole=not elementwise), pieces, memory))
+        values = [typed(memory, run.start, run.stop, run.dtype) for run in chunk]
+        windows.append(Window(len(windows), _parts(runs, pieces, slots, memory, whole=not elementwise), pieces, values))
         first = pieces[-1].first + pieces[-1].num_elements
         num_pieces += len(pieces)
     return windows
