@@ -41,8 +41,7 @@ def assert_every_sample_once(out: Path, pace: str) -> None:
 
 def options(pace: str) -> dict[str, object]:
     """No learning rate rule: a parameter then holds what was folded."""
-    rule = {} if "weighting" in pace else {"lr_rule": "none"}
-    return {"workers": WORKERS, "servers": 2, "pace": pace, **rule}
+    return {"workers": WORKERS, "servers": 2, "pace": pace, "lr_rule": "none"}
 
 
 @pytest.mark.parametrize("pace", PACES)
