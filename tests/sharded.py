@@ -18,7 +18,7 @@ Gradients = Sequence[Tensor | None]
 
 
 class Matrix(Optimizer):
-    """An optimizer that looks at whole matrices: steps of unit norm, with a momentum and a plain counter."""
+    """An optimizer that looks at whole matrices: steps of unit norm, with a momentum and a plain counter; it writes its gradients."""
 
     def __init__(self, params, lr: float = 0.1, momentum: float = 0.5) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum})
@@ -33,7 +33,7 @@ class Matrix(Optimizer):
                 state["calls"] = state.get("calls", 0) + 1
                 rows = parameter.grad.flatten(1) if parameter.dim() > 1 else parameter.grad
                 momentum = state.setdefault("momentum", torch.zeros_like(parameter))
-                momentum.mul_(group["momentum"]).add_(parameter.grad / (rows.norm() + 1e-3))
+                momentum.mul_(group["momentum"]).add_(parameter.grad.div_(rows.norm() + 1e-3))
                 parameter.sub_(momentum, alpha=group["lr"])
 
 

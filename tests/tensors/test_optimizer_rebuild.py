@@ -113,5 +113,5 @@ def test_a_class_that_cannot_be_used_is_refused(path, says):
 
 def test_settings_that_the_class_does_not_take_are_refused():
     spec = ModelSpec((), (), f"{__name__}:Picky", msgspec.msgpack.encode([{"lr": 0.1}]), msgspec.msgpack.encode({"lr": 0.1}), False, False)
-    with pytest.raises(UsageError, match="cannot be built again from its settings: .*secret"):
+    with pytest.raises(UsageError, match=r"cannot be built again from its settings: .*secret"):
         build_optimizer(spec, {0: [torch.zeros(1)]})

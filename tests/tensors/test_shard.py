@@ -1,5 +1,7 @@
 """What a shard does with memory: accumulates, copies, averages buffers, finds what is not finite, refuses."""
 
+import inspect
+
 import pytest
 import torch
 from torch import nn, optim
@@ -7,10 +9,11 @@ from torch import nn, optim
 from paceline.errors import ProtocolError
 from paceline.logic.partition import arena_map, layout_of, parameter_arena_bytes
 from paceline.messages import Member
+from paceline.tensors.optimizer import ELEMENTWISE
 from paceline.tensors.shard import Shard
 from paceline.tensors.spec import spec_of
 from paceline.tensors.storage import tensor_at
-from sharded import Job
+from sharded import Job, Matrix
 
 torch.set_num_threads(1)
 
@@ -77,11 +80,18 @@ def test_an_accumulator_begins_empty_after_every_update():
     assert torch.equal(values(job), values(other))
 
 
-def test_gradients_in_an_arena_are_only_read():
-    job = job_of(num_workers=2)
+@pytest.mark.parametrize("cls", [Matrix, optim.Adafactor, *sorted(ELEMENTWISE, key=lambda cls: cls.__name__)])
+@pytest.mark.parametrize("maximize", [False, True])
+def test_gradients_in_an_arena_are_only_read(cls, maximize):
+    decays = "weight_decay" in inspect.signature(cls).parameters
+    settings = {} if cls is Matrix else {"maximize": maximize, **({"weight_decay": 0.1} if decays else {})}
+    model = net()
+    job = Job(model, cls(model.parameters(), lr=0.1, **settings), 2, 2)
     for worker in range(2):
         job.write(worker, noise(job, worker))
     before = [arena.clone() for arena in job.arenas]
+    for _ in range(3):
+        job.fold((Member(0, 0, 0, 0, 1.0),))
     job.fold((Member(0, 0, 0, 0, 1.0),), clip=0.01)
     job.fold((Member(0, 0, 1, 0, 0.5), Member(1, 0, 1, 0, 0.5)), clip=0.01)
     assert all(torch.equal(now, then) for now, then in zip(job.arenas, before, strict=True))
@@ -199,12 +209,12 @@ def test_scalars_and_empty_parameters_are_trained():
 
 def test_what_the_order_cannot_mean_is_refused():
     job = job_of()
-    with pytest.raises(ProtocolError, match="worker 7 .* has no arena"):
+    with pytest.raises(ProtocolError, match=r"worker 7 .* has no arena"):
         job.shards[0].reduce((Member(7, 0, 0, 0, 1.0),), 1.0)
     with pytest.raises(ProtocolError, match="accepted before"):
         job.shards[0].reduce((Member(0, 0, 0, 0, 1.0, gathered=True),), 1.0)
     job.shards[0].detach(0, 0)
-    with pytest.raises(ProtocolError, match="worker 0 .* has no arena"):
+    with pytest.raises(ProtocolError, match=r"worker 0 .* has no arena"):
         job.shards[0].copy_out(0, 0, buffers=False)
     with pytest.raises(ProtocolError, match="arena of worker 0 must be at least"):
         job.shards[0].attach(0, 1, torch.zeros(64, dtype=torch.uint8))

@@ -92,7 +92,7 @@ def runs_torch_step(cls: type[optim.Optimizer]) -> bool:
 def wants_fused(cls: type[optim.Optimizer], settings: Settings, tensors: list[Tensor]) -> bool:
     """Whether to switch the fused kernel on for a group: the class has one, and the user chose nothing."""
     undecided = settings.get("fused", False) is None and settings.get("foreach") is None
-    # torch's fused SGD for the CPU leaves bfloat16 parameters unchanged or wrong (pytorch/pytorch issue 191763).
+    # The fused SGD of torch 2.13 for the CPU leaves bfloat16 parameters unchanged, or makes them wrong.
     works = all(tensor.dtype is torch.float32 for tensor in tensors) or not issubclass(cls, optim.SGD)
     return undecided and works and not settings.get("differentiable") and runs_torch_step(cls)
 

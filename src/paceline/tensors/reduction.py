@@ -41,13 +41,17 @@ class Source:
 
 
 class Reduction:
-    """What a shard's optimizer gets for a gradient: (accumulator * scale + sum of weight * source) * factor."""
+    """What a shard's optimizer gets for a gradient: (accumulator * scale + sum of weight * source) * factor.
 
-    def __init__(self, windows: Sequence[Window]) -> None:
+    With `lend`, a gradient that needs no arithmetic is handed over where its worker wrote it, for reading only.
+    """
+
+    def __init__(self, windows: Sequence[Window], *, lend: bool) -> None:
         pieces = [piece for window in windows for piece in window.pieces]
         largest = max((window.num_elements for window in windows), default=0)
         has_narrow = any(piece.dtype != "float32" for piece in pieces)
         self._windows = windows
+        self._lend = lend
         self._accumulator = torch.empty(sum(piece.num_elements for piece in pieces))
         self._narrow = torch.empty(largest if has_narrow else 0, dtype=torch.bfloat16)
         self._wide = torch.empty(PIECE_ELEMENTS if has_narrow else 0)
@@ -103,9 +107,9 @@ class Reduction:
 
     def _single(self, factor: float) -> Source | None:
         """The one source that is the gradient as it is, if that is so."""
-        if self._holds or len(self._terms) != 1 or self._terms[0][1] * factor != 1.0:
-            return None
-        return self._terms[0][0]
+        if self._lend and not self._holds and len(self._terms) == 1 and self._terms[0][1] * factor == 1.0:
+            return self._terms[0][0]
+        return None
 
     def _settle(self, *, measure: bool = False) -> float:
         """Take the terms into the accumulator; returns the squared norm of what it holds if that is asked."""

@@ -46,7 +46,7 @@ class Shard:
         self._values = memory[self._start : self._stop]
         self._windows = cut(layout, memory, (self._start, self._stop), elementwise=model.elementwise, window_bytes=window_bytes)
         self._stepper = Stepper(model, self._windows, memory) if self._windows else None
-        self._reduction = Reduction(self._windows)
+        self._reduction = Reduction(self._windows, lend=self._stepper is not None and self._stepper.only_reads)
         self._means = MeanBuffers(layout, memory) if shard == 0 and layout.buffers else None
         self._holds_constants = shard == 0
         self._peers: dict[tuple[int, int], Peer] = {}

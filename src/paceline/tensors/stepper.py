@@ -40,6 +40,11 @@ class Stepper:
         self._is_torch = runs_torch_step(type(self._optimizer))
         self._absent = b""
 
+    @property
+    def only_reads(self) -> bool:
+        """Whether gradients are left as they are, which is known of torch's own optimizers only."""
+        return self._is_torch
+
     # --- settings -----------------------------------------------------------------------------------------
 
     def update(self, hyper: bytes) -> None:
@@ -75,14 +80,22 @@ class Stepper:
         """Step the parts of `window` that are not absent."""
         pairs = zip(window.parts, gradients, strict=True)
         present: list[Pair] = [(part.parameter, gradient) for part, gradient in pairs if not has_bit(self._absent, part.slots[0].index)]
-        for index, group in self._groups.items():
-            group["params"] = [part.parameter for part in window.parts if part.run.group == index]
+        self._show(window)
         for phase in self._phases(present):
             for parameter, gradient in phase:
                 parameter.grad = gradient
             self._optimizer.step()
             for parameter, _ in phase:
                 parameter.grad = None
+
+    def _show(self, window: Window) -> None:
+        """Let the optimizer know this window's tensors only, and the groups that they are of."""
+        by_group: dict[int, list[Tensor]] = {}
+        for part in window.parts:
+            by_group.setdefault(part.run.group, []).append(part.parameter)
+        for index, parameters in by_group.items():
+            self._groups[index]["params"] = parameters
+        self._optimizer.param_groups = [self._groups[index] for index in by_group]
 
     def _phases(self, present: list[Pair]) -> list[list[Pair]]:
         """Fresh tensors first: torch's fused SGD cannot begin the momentum of one while it goes on with another's."""
