@@ -20,7 +20,7 @@ SAMPLES, EPOCHS, BATCH, WORKERS = 90, 2, 3, 3
 
 def folded_once(value: float, *, num_workers: int, most: int, exact_weight: bool) -> bool:
     """Whether `value` is (1 + tag) / k of one computation in an update of k gradients."""
-    tags = {2.0 ** -(1 + power) for power in range(num_workers * 6)}
+    tags = {2.0 ** -(1 + power) for power in range(num_workers * 5)}
     sizes = [1] if exact_weight else range(1, most + 1)
     return any(abs(value * k - 1 - tag) < 1e-6 * k for k in sizes for tag in tags)
 

@@ -1,8 +1,8 @@
 """One parameter a sample; its gradient is one-hot, 1 + a tag that no two computations of a sample share.
 
-The tag of worker w's a-th computation of a sample is 2 ** -(1 + w + N * a): after plain SGD with rate 1 a parameter
-that was folded once, in an update of k equal batches, holds -(1 + tag) / k, and no sum of two such values looks
-like one. Arguments: samples, epochs, batch size, seconds of sleep a step.
+The tag of worker w's a-th computation of a sample is 2 ** -(1 + w + N * (a mod 5)): after plain SGD with rate 1 a
+parameter that was folded once, in an update of k equal batches, holds -(1 + tag) / k, and no sum of two such values
+with different tags looks like one. Arguments: samples, epochs, batch size, seconds of sleep a step.
 """
 
 import sys
@@ -34,7 +34,7 @@ def main() -> None:
     for epoch in run.epochs(num_epochs):
         for (samples,) in loader:
             optimizer.zero_grad()
-            values = 1.0 + 2.0 ** -(1.0 + run.worker + run.num_workers * attempts[epoch, samples])
+            values = 1.0 + 2.0 ** -(1.0 + run.worker + run.num_workers * (attempts[epoch, samples] % 5))
             attempts[epoch, samples] += 1
             (model.count[epoch, samples] * values).sum().backward()
             time.sleep(sleep_s)
