@@ -1,141 +1,29 @@
-"""A server's process: maps the memory that others hand over, and lets the role apply the order to its shard."""
+"""A server's process. It is tied to its parent before the second that the import of torch takes."""
 
 from __future__ import annotations
 
-import gc
 import os
 import socket
 import sys
-from contextlib import suppress
 from pathlib import Path
 
-import torch
-
-from paceline.engine.carry import carry, take_bytes
-from paceline.engine.local.child import Brief, begin, listener_of, name_of
-from paceline.errors import ExitCode, PacelineError, PeerLostError
-from paceline.logic.partition import layout_of, parameter_arena_bytes
-from paceline.messages import COORDINATOR, SUPERVISOR, Address, Attach, Failed, Finish, Halt, Message, Pull, Restate, Serve, ServerHello
-from paceline.ports import Delivery
-from paceline.roles.effects import Effect, End, Send
-from paceline.roles.server import Server
-from paceline.tensors.shard import Shard
-from paceline.transport import memory
-from paceline.transport.shm import SocketPort
-
-MOST_PER_SWEEP = 256
-IDLE_S = 3600.0
-"""The end of a connection wakes a server up; a silent coordinator is the supervisor's to judge."""
-
-
-def tensor_over(attachment: int, size_bytes: int | None = None) -> torch.Tensor:
-    """The bytes of a received memory file, as a tensor that keeps its map alive; the attachment is used up."""
-    try:
-        return torch.frombuffer(memory.map_shared(attachment, size_bytes), dtype=torch.uint8)
-    finally:
-        os.close(attachment)
-
-
-class ServerProcess:
-    """The loop around the role."""
-
-    def __init__(self, port: SocketPort, brief: Brief) -> None:
-        self._port = port
-        self._me = brief.me
-        self._role = Server(brief.id, self._build)
-        self._finishing = False
-        self._end: End | None = None
-
-    def run(self) -> End:
-        """Until the run has ended; returns how."""
-        while self._end is None:
-            for delivery in self._sweep():
-                self._take(delivery)
-                if self._end is not None:
-                    break
-        return self._end
-
-    def _sweep(self) -> list[Delivery]:
-        """Everything that has arrived, the order before the pulls, so that these read the newest."""
-        delivery = self._port.receive(IDLE_S)
-        swept: list[Delivery] = []
-        while delivery is not None and len(swept) < MOST_PER_SWEEP:
-            swept.append(delivery)
-            delivery = self._port.receive(0.0)
-        if delivery is not None:
-            swept.append(delivery)
-        return sorted(swept, key=lambda one: isinstance(one.message, Pull)) if len(swept) > 1 else swept
-
-    def _take(self, delivery: Delivery) -> None:
-        sender, message, attachments = delivery
-        match message:
-            case None:
-                self._lose(sender)
-            case Halt(code=code, sentence=sentence):
-                self._end = End(code, sentence)
-            case _:
-                self._finishing = self._finishing or isinstance(message, Finish)
-                self._enact(self._role.handle(sender, message, self._opened(message, attachments)))
-
-    def _opened(self, message: Message, attachments: tuple[int, ...]) -> tuple[object, ...]:
-        """What the role's store takes in place of descriptors."""
-        match message:
-            case Serve(model=model) if attachments:
-                arena = tensor_over(attachments[0], parameter_arena_bytes(layout_of(model))[1])
-                return (arena, *map(take_bytes, attachments[1:]))
-            case Attach() if attachments:
-                return (tensor_over(attachments[0]),)
-            case Restate():
-                return tuple(map(take_bytes, attachments))
-            case _:
-                return attachments
-
-    def _build(self, serve: Serve, attachments: tuple[object, ...]) -> Shard:
-        arena, *state = attachments
-        assert isinstance(arena, torch.Tensor)
-        shard = Shard(serve.model, serve.shard, serve.num_shards, arena)
-        for part in state:
-            assert isinstance(part, bytes)
-            shard.load(part, parameters=False, optimizer=True)
-        gc.freeze()
-        return shard
-
-    def _lose(self, who: Address) -> None:
-        if who.role == "worker":
-            self._enact(self._role.left(who))
-        elif self._finishing:
-            self._end = End(0, "")
-        else:
-            self._end = End(ExitCode.PEER_LOST, f"{self._me} lost the {who}")
-
-    def _enact(self, effects: list[Effect]) -> None:
-        for effect in effects:
-            if isinstance(effect, Send):
-                with suppress(PeerLostError):
-                    carry(self._port, effect)
-            elif isinstance(effect, End):
-                self._fail(effect)
-
-    def _fail(self, end: End) -> None:
-        self._end = end
-        for who in (SUPERVISOR, COORDINATOR):
-            with suppress(PeerLostError):
-                self._port.send(who, Failed(end.code, end.sentence))
-
-    def fail(self, error: PacelineError) -> int:
-        """Tell everyone that this shard cannot go on; returns the exit code."""
-        self._fail(End(error.exit_code, f"{self._me}: {error}"))
-        return error.exit_code
+from paceline.engine.local.child import begin, listener_of, name_of
+from paceline.errors import PacelineError
+from paceline.messages import COORDINATOR, Address, ServerHello
 
 
 def main() -> int:
     """Run a server."""
     brief, port = begin()
+    import torch
+
+    from paceline.engine.local.serving import ServerProcess
+
     settings = brief.resolved.settings
     torch.set_num_threads(1)
     sys.path.insert(0, str(Path(settings.script).resolve().parent))
     port.listen(listener_of(brief), frozenset(Address("worker", number) for number in range(settings.workers)))
-    process = ServerProcess(port, brief)
+    process = ServerProcess(port, brief.me)
     try:
         port.connect(COORDINATOR, name_of(brief.token, COORDINATOR))
         port.send(COORDINATOR, ServerHello(brief.id, os.getpid(), socket.gethostname()))
