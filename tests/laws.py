@@ -6,12 +6,15 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections import Counter
 from typing import NamedTuple
 
 from routines import Data, Habits, noticed
 from world import Name, Observer, Violation, World, name_of
 
+from paceline.logic.gate import Crowd
+from paceline.logic.membership import Phase, Worker
 from paceline.messages import (
     Accept,
     Address,
@@ -43,7 +46,8 @@ class Arrived(NamedTuple):
 class Model:
     """What the referee knows of one worker."""
 
-    def __init__(self) -> None:
+    def __init__(self, incarnation: int) -> None:
+        self.incarnation = incarnation
         self.asking = self.computing = self.active = self.counted = self.in_place = False
         self.versions: tuple[int, ...] = ()
         self.count = 0
@@ -53,6 +57,26 @@ def require(holds: bool, sentence: str) -> None:
     """Raise when a law is broken."""
     if not holds:
         raise Violation(sentence)
+
+
+def omega(pace: Pace, tau: int) -> float:
+    """What a gradient of staleness `tau` weighs."""
+    match pace.weighting.rule:
+        case "inverse":
+            return 1 / max(1, tau)
+        case "polynomial":
+            return (1 + tau) ** -pace.weighting.exponent
+        case _:
+            return 1.0
+
+
+def nominal(pace: Pace, live: int, at_start: int, *, scales: bool) -> float:
+    """What the learning rate is multiplied by: the nominal quorum over the workers at the start."""
+    if pace.weighting.rule != "none" or pace.quorum.rule == "all":
+        return 1.0
+    quorum = pace.quorum.of(live)
+    share = (min(quorum, live) if pace.distinct else quorum) / at_start
+    return share if scales else math.sqrt(share)
 
 
 class Referee(Observer):
@@ -88,7 +112,8 @@ class Referee(Observer):
             self.workers.pop(sender.id, None)
             return
         if isinstance(message, Attached):
-            self.workers[sender.id] = Model()
+            assert self.world is not None
+            self.workers[sender.id] = Model(self.world.coordinator.job.members.workers[sender.id].incarnation)
         model = self.workers.get(sender.id)
         match message:
             case Begin() if model is not None and not model.computing:
@@ -135,6 +160,7 @@ class Referee(Observer):
         if self.world.coordinator.job.ended:
             return
         require(len({len(orders) for orders in self.orders.values()}) <= 1, "an order did not go to every shard")
+        self._check_counts()
         self._nobody_waits_in_vain()
 
     def _noted(self, event: dict[str, object]) -> None:
@@ -205,10 +231,41 @@ class Referee(Observer):
         taus = [fold.version - 1 - self.arrived[name_of(member)].base for member in fold.members]
         if pace.max_staleness is not None and pace.late is Late.KEEP:
             require(max(taus) <= pace.max_staleness, f"update {fold.version} has stalenesses {taus}")
-        if pace.weighting.rule == "none":
-            samples = [self.arrived[name_of(member)].samples for member in fold.members]
-            for member, size in zip(fold.members, samples, strict=True):
-                require(abs(member.weight * fold.scale - size / sum(samples)) < 1e-12, f"update {fold.version} weighs {name_of(member)} by {member.weight * fold.scale}")
+        omegas = [omega(pace, tau) for tau in taus]
+        samples = [self.arrived[name_of(member)].samples for member in fold.members]
+        total, felt = sum(samples), sum(map(operator.mul, samples, omegas))
+        for member, size, factor in zip(fold.members, samples, omegas, strict=True):
+            expected = size * factor / (total if self._scales else felt)
+            require(abs(member.weight * fold.scale - expected) < 1e-12, f"update {fold.version} weighs {name_of(member)} by {member.weight * fold.scale}")
+        expected = nominal(pace, len(self._live()), self.world.settings.num_workers, scales=self._scales) * (1.0 if self._scales else felt / total)
+        require(abs(fold.lr_factor - expected) < 1e-12, f"update {fold.version} has a learning rate factor of {fold.lr_factor}, not {expected}")
+
+    @property
+    def _scales(self) -> bool:
+        assert self.world is not None
+        model = self.world.coordinator.job.model
+        return model is not None and model.scales_gradients
+
+    def _live(self) -> list[int]:
+        return [number for number, model in self.workers.items() if model.counted]
+
+    def _check_counts(self) -> None:
+        """The counts that the coordinator keeps are those of a scan."""
+        assert self.world is not None
+        job = self.world.coordinator.job
+        members = list(job.members.workers.values())
+        gone = {one.owner for one in job.pending if one.owner.is_gone}
+        scan = Crowd(
+            sum(one.counted for one in members),
+            sum(one.counted and self._holds(one) for one in members) + len(gone),
+            sum(one.phase is Phase.COMPUTING for one in members),
+            sum(one.in_place for one in members),
+            sum(one.phase is Phase.ASKING or (one.phase is Phase.RESTING and (self._unstarted(one.id) or one.is_open)) for one in members),
+        )
+        require(job.members.crowd == scan, f"the coordinator counts {job.members.crowd}, there are {scan}")
+
+    def _holds(self, one: Worker) -> bool:
+        return bool(one.started or one.num_pending or one.is_open or self._unstarted(one.id))
 
     # --- the gate, naively --------------------------------------------------------------------------------
 
@@ -227,7 +284,7 @@ class Referee(Observer):
 
     def _held_up(self, worker: int) -> bool:
         model = self.workers[worker]
-        mine = any(name[0] == worker for name in self.pending)
+        mine = any(name[:2] == (worker, model.incarnation) for name in self.pending)
         lead = model.count - self._fewest() if model.active else 0
         return (self._pace.distinct and mine) or (self._pace.max_lead is not None and lead > self._pace.max_lead)
 
@@ -241,13 +298,13 @@ class Referee(Observer):
         assert self.world is not None
         if not self.pending:
             return False
-        pace, live = self._pace, [number for number, model in self.workers.items() if model.counted]
+        pace, live = self._pace, self._live()
         owing = {name[:2] for name in self.pending}
         computing = [number for number, model in self.workers.items() if model.computing]
         if any(self.workers[number].in_place for number in computing) and not pace.reads_in_place:
             return False
         holders = {number for number in live if number in computing or self._unstarted(number)}
-        incarnations = {(number, self.world.processes[number].role.incarnation) for number in holders} | owing
+        incarnations = {(number, self.workers[number].incarnation) for number in holders} | owing
         quorum = pace.quorum.of(max(1, len(live))) if pace.quorum.rule != "all" else len(incarnations)
         if pace.distinct:
             quorum = min(quorum, len(incarnations))
@@ -294,6 +351,19 @@ def samples_applied(world: World) -> dict[int, Counter[int]]:
     return counts
 
 
+def check_ranges(world: World, num_samples: int) -> None:
+    """With a list of samples: what was applied of each epoch does not overlap and leaves nothing out."""
+    ranges: dict[int, list[tuple[int, int]]] = {}
+    for members, _ in world.stores[0].history:
+        for name, _ in members:
+            content = world.contents[name]
+            ranges.setdefault(content.epoch, []).extend(content.ranges)
+    for epoch, parts in ranges.items():
+        parts.sort()
+        borders = [0, *(stop for _, stop in parts)]
+        require([start for start, _ in parts] == borders[:-1] and borders[-1] == num_samples, f"epoch {epoch}: the ranges {parts} were applied")
+
+
 def check_samples(world: World, data: Data, num_epochs: int, habits: Habits) -> None:
     """Each entry of each epoch once; with `may_skip` at most once; the summary says the same."""
     counts = samples_applied(world)
@@ -304,6 +374,8 @@ def check_samples(world: World, data: Data, num_epochs: int, habits: Habits) -> 
         require(set(seen.values()) <= {1}, f"epoch {epoch}: an entry was applied more than once: {seen}")
         if not may_skip and not data.cut:
             require(set(seen) == set(range(len(data.sizes))), f"epoch {epoch}: applied are {sorted(seen)} of {len(data.sizes)}")
+        if not may_skip and data.cut:
+            check_ranges(world, sum(data.sizes))
         if habits.poison:
             require(not set(seen) & set(habits.poison), f"epoch {epoch}: a poisoned entry was applied")
     total = sum(data.sizes) * num_epochs

@@ -23,14 +23,14 @@ def random_pace(draw: random.Random, num_workers: int) -> Pace:
     ))  # fmt: skip
     if draw.random() < 0.2:
         name += draw.choice((",grace_s=0.05", ",grace_s=2", ",max_lead=1", ",max_lead=0"))
-    if draw.random() < 0.1:
-        name += draw.choice((",max_staleness=2", ",max_staleness=5"))
+    if draw.random() < 0.2:
+        name += draw.choice((",max_staleness=1", ",max_staleness=2", ",max_staleness=5"))
     return parse_pace(name)
 
 
 def random_habits(draw: random.Random, num_workers: int) -> Habits:
     """A script that does some of what scripts do."""
-    sizes = tuple(draw.randint(1, 4) for _ in range(draw.randint(1, 14)))
+    sizes = tuple(draw.randint(1, 4) for _ in range(draw.randint(1, 20)))
     cut = draw.choice((0, 0, 0, draw.randint(2, 12)))
     static = not cut and draw.random() < 0.3
     rare = draw.random
@@ -58,8 +58,8 @@ def random_habits(draw: random.Random, num_workers: int) -> Habits:
 def random_mishaps(draw: random.Random, num_workers: int) -> list[Mishap]:
     """Deaths, joins and rejoins, changes of pace, jumps of the clock."""
     mishaps: list[Mishap] = []
-    for _ in range(draw.choice((0, 0, 1, 2, 4))):
-        at, worker = draw.randint(1, 400), draw.randrange(num_workers + 1)
+    for _ in range(draw.choice((0, 1, 2, 3, 5, 8))):
+        at, worker = draw.randint(1, 500), draw.randrange(num_workers + 1)
         kind = draw.choice(("kill", "kill", "join", "pace", "pace", "jump"))
         mishaps.append(Mishap(at, kind, worker, random_pace(draw, num_workers), draw.choice((0.1, 1.5))))
         if kind == "kill" and draw.random() < 0.5:
@@ -69,14 +69,18 @@ def random_mishaps(draw: random.Random, num_workers: int) -> list[Mishap]:
 
 def play(seed: int) -> World:
     """Play the world of `seed` to its end under all laws; raises Violation with what led there."""
-    draw = random.Random(seed)
+    return play_by(random.Random(seed))
+
+
+def play_by(draw: random.Random) -> World:
+    """Play the world that `draw` chooses."""
     num_workers = draw.randint(1, 5)
     habits, pace = random_habits(draw, num_workers), random_pace(draw, num_workers)
     settings = JobSettings(
         num_workers, draw.randint(1, 3), pace, leases="static" if habits.data.static else "exact", patience_s=PATIENCE_S
     )
     referee = Referee()
-    world = World(settings, seed, lambda process: Trainee(process, habits).main(), observer=referee)
+    world = World(settings, draw, lambda process: Trainee(process, habits).main(), observer=referee)
     referee.world = world
     for worker in range(num_workers):
         if worker == 0 or draw.random() < 0.95:

@@ -167,12 +167,13 @@ class Trainee:
         positions = tuple(leased.position for leased in self.role.started)
         sizes = self.habits.data.sizes
         samples = sum(leased.cut[1] - leased.cut[0] if leased.cut else sizes[leased.position] for leased in self.role.started)
-        yield from self.push(epoch, positions, samples)
+        ranges = tuple(leased.cut for leased in self.role.started if leased.cut)
+        yield from self.push(epoch, positions, samples, ranges)
 
-    def push(self, epoch: int, positions: tuple[int, ...], samples: int) -> Routine:
+    def push(self, epoch: int, positions: tuple[int, ...], samples: int, ranges: tuple[tuple[int, int], ...] = ()) -> Routine:
         role, habits = self.role, self.habits
         name = (role.worker, role.incarnation, role.step_index)
-        self.process.write(Content(name, epoch, positions, samples))
+        self.process.write(Content(name, epoch, positions, samples, ranges))
         bad = bool(set(positions) & set(habits.poison)) or self.random.random() < habits.unlucky
         self.num_steps += 1
         if habits.stops_at and self.num_steps == habits.stops_at:

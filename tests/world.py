@@ -37,12 +37,13 @@ class Compute(NamedTuple):
 
 
 class Content(NamedTuple):
-    """What lies in a gradient buffer."""
+    """What lies in a gradient buffer; `ranges` of samples where entries are cut."""
 
     name: Name
     epoch: int
     positions: tuple[int, ...]
     samples: int
+    ranges: tuple[tuple[int, int], ...] = ()
 
 
 class Mishap(NamedTuple):
@@ -220,9 +221,9 @@ class Observer:
 class World:
     """The job of `settings`, its workers running `script`; `run` plays it to its end."""
 
-    def __init__(self, settings: JobSettings, seed: int, script: Script, *, observer: Observer | None = None) -> None:
+    def __init__(self, settings: JobSettings, chance: random.Random, script: Script, *, observer: Observer | None = None) -> None:
         self.settings, self.script = settings, script
-        self.random = random.Random(seed)
+        self.random = chance
         self.now_s = 0.0
         self.num_events = 0
         self.coordinator = Coordinator(settings, 0.0)

@@ -112,7 +112,8 @@ class Folds:
                 leases.ledger.fold(one.positions)
             if owner.is_gone:
                 self._bury(owner)
-            elif owner.phase is Phase.RESTING:
+            elif owner.phase is Phase.RESTING or (owner.phase is Phase.WAITING and not job.pace.distinct):
+                # in distinct paces one who waits is asked again now, and recounted then
                 leases.recount(owner)
         job.accounts.folded(num_samples, weighed.stalenesses, job.now_s)
         self.epochs.folded_more(num_samples, pending[0].samples)

@@ -198,10 +198,10 @@ class Leases:
         """Nothing is leased any more; what is computed on is still folded."""
         if self.ledger is None:
             return
-        for number, positions in self.ledger.close().items():
-            if (other := self.job.members.workers.get(number)) is not None:
-                other.recalled += positions
-                self.recount(other)
+        taken = self.ledger.close()
+        for worker in self.job.members.workers.values():
+            worker.recalled += taken.get(worker.id, ())
+            self.recount(worker)
 
     def dismiss(self, over: EpochOver) -> None:
         """The epoch is over for all that wait."""
