@@ -1,0 +1,190 @@
+"""Planted mistakes, each of which the laws must notice: what the laws of `laws.py` are worth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from randomworlds import play
+from world import Violation
+
+from paceline.logic import gate
+from paceline.logic.fold import Weighed
+from paceline.logic.ledger import Ledger
+from paceline.logic.progress import Progress
+from paceline.messages import Member
+from paceline.roles import folds, steps
+from paceline.roles.coordinator import Coordinator
+from paceline.roles.folds import Folds
+from paceline.roles.leases import Leases
+from paceline.roles.server import Server
+from paceline.roles.steps import Steps
+
+MOST_SEEDS = 1500
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def verdict_becomes(module: object, name: str, old: gate.Verdict, new: gate.Verdict) -> Plant:
+    """A rule of the gate that says `new` where it should say `old`."""
+    rule = getattr(gate, name)
+
+    def plant(patch):
+        patch.setattr(module, name, lambda *args, **kwargs: new if (said := rule(*args, **kwargs)) is old else said)
+
+    return plant
+
+
+def joiner_starts_at_zero(patch):
+    def enter(self, worker):
+        if worker not in self._count:
+            self._count[worker] = self._resting.pop(worker, 0)
+            self._low = min(self._low, self._count[worker])
+            self._tally[self._count[worker]] = self._tally.get(self._count[worker], 0) + 1
+
+    patch.setattr(Progress, "enter", enter)
+
+
+def resting_worker_holds_others_back(patch):
+    patch.setattr(Progress, "rest", lambda self, worker: None)
+
+
+def accept_is_counted_twice(patch):
+    accept = Folds.accept
+
+    def twice(self, worker, ready, base):
+        due = accept(self, worker, ready, base)
+        self.job.pending.append(self.job.pending[-1])
+        return due
+
+    patch.setattr(Folds, "accept", twice)
+
+
+def quorum_must_be_met_exactly(patch):
+    def fold_due(pace, num_pending, crowd):
+        said = gate.fold_due(pace, num_pending, crowd)
+        return gate.BELOW_QUORUM if said is gate.YES and num_pending != gate.quorum_in_force(pace, crowd) else said
+
+    patch.setattr(folds, "fold_due", fold_due)
+
+
+def pending_is_lost_when_the_pace_changes(patch):
+    next_pace = Steps.next_pace
+
+    def lossy(self, pace, why):
+        self.job.pending.clear()
+        next_pace(self, pace, why)
+
+    patch.setattr(Steps, "next_pace", lossy)
+
+
+def pace_changes_before_what_is_pending_is_folded(patch):
+    next_pace = Steps.next_pace
+
+    def hasty(self, pace, why):
+        next_pace(self, pace, why)
+        self._ask_all(self._change_pace())
+
+    patch.setattr(Steps, "next_pace", hasty)
+
+
+def dead_workers_lease_is_kept(patch):
+    release = Leases.release
+    patch.setattr(Leases, "release", lambda self, worker, *, consumed=False: None if worker.is_gone else release(self, worker, consumed=consumed))
+
+
+def dead_workers_gradient_is_dropped(patch):
+    remove = Coordinator._remove
+
+    def forgetful(self, worker, reason):
+        self.job.pending = [one for one in self.job.pending if one.owner is not worker]
+        worker.num_pending = 0
+        remove(self, worker, reason)
+
+    patch.setattr(Coordinator, "_remove", forgetful)
+
+
+def refused_batch_is_forgotten(patch):
+    patch.setattr(Leases, "refused", lambda self, positions, *, not_finite: None)
+
+
+def weights_count_gradients_not_samples(patch):
+    weigh = folds.weigh
+
+    def even(pace, pending, *, version, scales_gradients):
+        weighed = weigh(pace, pending, version=version, scales_gradients=scales_gradients)
+        share = 1.0 / (len(pending) * weighed.scale)
+        members = tuple(Member(m.worker, m.incarnation, m.step, m.buffer, share, m.gathered, m.buffer_samples) for m in weighed.members)
+        return Weighed(members, weighed.stalenesses, weighed.scale, weighed.lr_factor)
+
+    patch.setattr(folds, "weigh", even)
+
+
+def server_hands_a_buffer_back_too_early(patch):
+    pull = Server._pull
+    patch.setattr(Server, "_pull", lambda self, one: pull(self, one._replace(pull=type(one.pull)(one.pull.at_least, one.pull.copy, -1, one.pull.buffers))))
+
+
+def server_answers_with_an_old_version(patch):
+    pull = Server._pull
+    patch.setattr(Server, "_pull", lambda self, one: pull(self, one._replace(pull=type(one.pull)(0, one.pull.copy, one.pull.taken, one.pull.buffers))))
+
+
+def recalled_entries_stay_with_both(patch):
+    def recall(self, victim, count):
+        held = self.held.get(victim, ())
+        taken = list(held)[-count:]
+        for position in taken:
+            self._free.appendleft(position)
+        return []
+
+    patch.setattr(Ledger, "recall", recall)
+
+
+def joiner_counts_before_its_first_start(patch):
+    joined = Coordinator._hello
+
+    def early(self, known, sender, hello):
+        joined(self, known, sender, hello)
+        if (worker := self.job.members.workers.get(sender.id)) is not None and not worker.counted:
+            self.job.members.count(worker)
+            worker.is_open = True
+            self.epochs.leases.recount(worker)
+
+    patch.setattr(Coordinator, "_hello", early)
+
+
+MUTANTS: dict[str, Plant] = {
+    "the quiescence rule is dropped": verdict_becomes(folds, "fold_due", gate.QUIESCENT, gate.BELOW_QUORUM),
+    "a joiner's lead is 0": joiner_starts_at_zero,
+    "a resting worker holds the others back": resting_worker_holds_others_back,
+    "an accept is counted twice": accept_is_counted_twice,
+    "an old base is accepted in sync": verdict_becomes(steps, "admit", gate.LATE, gate.YES),
+    "a gradient beyond max_staleness is accepted": verdict_becomes(steps, "admit", gate.STALE, gate.YES),
+    "a gradient that is not finite is accepted": verdict_becomes(steps, "admit", gate.NOT_FINITE, gate.YES),
+    "the quorum must be met exactly": quorum_must_be_met_exactly,
+    "a worker starts with its gradient pending": verdict_becomes(steps, "may_start", gate.UNTIL_UPDATE, gate.YES),
+    "a worker starts beyond its lead": verdict_becomes(steps, "may_start", gate.UNTIL_SLOWEST, gate.YES),
+    "an update is made while workers compute in place": verdict_becomes(folds, "fold_due", gate.READ_IN_PLACE, gate.YES),
+    "what is pending is lost when the pace changes": pending_is_lost_when_the_pace_changes,
+    "the pace changes before what is pending is folded": pace_changes_before_what_is_pending_is_folded,
+    "a dead worker's lease is not returned": dead_workers_lease_is_kept,
+    "a dead worker's gradient is dropped": dead_workers_gradient_is_dropped,
+    "a refused batch is forgotten": refused_batch_is_forgotten,
+    "weights count gradients, not samples": weights_count_gradients_not_samples,
+    "a server hands a buffer back before it has read it": server_hands_a_buffer_back_too_early,
+    "a server answers a pull before it is new enough": server_answers_with_an_old_version,
+    "recalled entries stay with their old holder too": recalled_entries_stay_with_both,
+    "a joiner counts in the quorum before its first start": joiner_counts_before_its_first_start,
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_the_laws_notice_when(mutant, monkeypatch):
+    MUTANTS[mutant](monkeypatch)
+    for seed in range(MOST_SEEDS):
+        try:
+            play(seed)
+        except (Violation, AssertionError):
+            return
+    pytest.fail(f"{MOST_SEEDS} worlds went well although {mutant}")
