@@ -17,17 +17,20 @@ from datasets import mnist
 
 
 def network() -> nn.Module:
-    """Two convolutions and one linear layer, 31,034 parameters; the early pooling keeps a step short."""
+    """Three convolutions and a linear layer, 87,946 parameters; the early pooling keeps a step short."""
     return nn.Sequential(
-        nn.Conv2d(1, 16, 5, padding=2),
+        nn.Conv2d(1, 32, 5, padding=2),
         nn.MaxPool2d(4),
-        nn.GroupNorm(4, 16),
+        nn.GroupNorm(4, 32),
         nn.ReLU(),
-        nn.Conv2d(16, 48, 3, padding=1),
-        nn.GroupNorm(4, 48),
+        nn.Conv2d(32, 64, 3, padding=1),
+        nn.GroupNorm(4, 64),
+        nn.ReLU(),
+        nn.Conv2d(64, 64, 3, padding=1),
+        nn.GroupNorm(4, 64),
         nn.ReLU(),
         nn.Flatten(),
-        nn.Linear(48 * 7 * 7, 10),
+        nn.Linear(64 * 7 * 7, 10),
     )
 
 
@@ -41,7 +44,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--batch-size", type=int, default=32, help="of each worker")
-    parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--seed", type=int, default=0, help="of the initial weights and the order of samples")
     args = parser.parse_args()
 
