@@ -217,16 +217,20 @@ def test_a_loop_left_early_gives_back_its_samples_and_the_next_epoch_is_whole() 
     assert job.samples() == (6 + 12, 0, 6)
 
 
-def test_loops_need_no_epochs_around_them() -> None:
+def test_loops_need_no_epochs_around_them_and_step_hooks_are_called() -> None:
     model, opt = model_of()
     loader = DataLoader(Numbers(6), batch_size=2)
     job = Job()
+    called: list[str] = []
+    opt.register_step_pre_hook(lambda *_: called.append("before"))
     join(job, model, opt, loader)
+    opt.register_step_post_hook(lambda *_: called.append("after"))
     for _ in range(3):
         for x in loader:
             backward(model, x)
             opt.step()
     assert job.samples() == (18, 0, 0)
+    assert called == ["before", "after"] * 9
 
 
 def test_what_a_script_must_not_do_is_told() -> None:

@@ -12,7 +12,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import paceline
+from paceline.config import resolve
 from paceline.errors import ConfigError, UsageError
+from paceline.session import in_force
 from paceline.session.run import Run
 
 
@@ -117,3 +119,21 @@ def test_only_numbers_are_logged(run: Run, value: object) -> None:
 def test_importing_paceline_does_not_import_torch() -> None:
     code = "import sys, paceline; assert paceline.Pace and 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("wish", "stored"), [({"pace": "async"}, "async"), ({"seed": 5}, 5), ({"leases": "static"}, "static"), ({"seed": None}, 0)]
+)
+def test_under_an_engine_a_script_may_wish_for_what_workers_decide(wish: dict[str, object], stored: object) -> None:
+    settings = in_force(resolve(cores=2, stamp=""), wish)
+    (name,) = wish
+    assert (settings.pace.name if name == "pace" else getattr(settings, name)) == stored
+
+
+def test_under_an_engine_the_command_line_beats_the_script_and_some_wishes_come_too_late() -> None:
+    resolved = resolve(cores=2, stamp="", command_line={"seed": 1, "pace": "ssp:3"})
+    assert in_force(resolved, {"seed": 5, "pace": "async", "workers": 2}) == resolved.settings
+    with pytest.raises(ConfigError, match=r"init\(workers=8\) comes too late.*give --workers"):
+        in_force(resolved, {"workers": 8})
+    with pytest.raises(ConfigError, match=r"init\(sead=...\) is not a setting"):
+        in_force(resolved, {"sead": 5})

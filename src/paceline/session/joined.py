@@ -188,9 +188,10 @@ class Joined(Run):
 
     def _remark(self) -> None:
         """What is only known at the end."""
-        handicap = self._handicap
-        if handicap.num_overrun:
-            say(f"{handicap.num_overrun} steps took longer than --compute says, by {handicap.overrun_s:.3g} s in all")
+        if self._member().is_broken:
+            return
+        if self._handicap.num_overrun:
+            say(f"{self._handicap.num_overrun} steps took longer than --compute says, by {self._handicap.overrun_s:.3g} s in all")
         if isinstance(self._feed, Steps):
             say(NO_LOADER)
 

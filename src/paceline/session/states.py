@@ -70,6 +70,7 @@ def adopt_optimizer(optimizer: Optimizer, states: States, spec: ModelSpec, worke
     """Let `step` be the run's step, and the state the run's; all on the instance, whose class stays what it was."""
     kind: Any = type(optimizer)
 
+    @Optimizer.profile_hook_step  # the script's step hooks are called
     def step(self: Any, closure: object = None) -> None:
         if closure is not None:
             raise UsageError("opt.step(closure) is not supported: a step is one gradient; call loss.backward() and then opt.step()")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from paceline.engine.link import Link
-from paceline.errors import PacelineError, UsageError
+from paceline.errors import UsageError
 from paceline.roles.worker import Gradient, Talk, WorkerRole
 from paceline.session.meter import Meter
 from paceline.session.run import say
@@ -55,7 +55,7 @@ class Worker:
         try:
             with self.meter.waiting():
                 said = self.link.drive(talk)
-        except PacelineError:
+        except BaseException:
             self.is_broken = True
             raise
         self._pulled_bytes += reads * self.replica.parameter_bytes
