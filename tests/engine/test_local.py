@@ -132,7 +132,7 @@ def test_a_signal_ends_the_run_with_its_code(watch: Watch, number: int, code: in
     assert run.summary()["exit"] == code
 
 
-@pytest.mark.parametrize("delay_s", [0.0, 0.15, 0.3, 0.6, 1.2])
+@pytest.mark.parametrize("delay_s", [0.0, 0.3, 1.0])
 def test_ctrl_c_at_any_moment_of_the_start_is_obeyed(watch: Watch, delay_s: float) -> None:
     run = watch(SLEEP)
     run.wait_for(lambda: len(run.pids()) > 1)
@@ -207,7 +207,7 @@ def test_nothing_outlives_a_killed_supervisor(watch: Watch) -> None:
 
 
 def test_nothing_outlives_a_supervisor_that_is_killed_at_the_start(watch: Watch) -> None:
-    for delay_s in (0.0, 0.1, 0.3):
+    for delay_s in (0.0, 0.3):
         run = watch(SLEEP)
         run.wait_for(lambda run=run: len(run.pids()) > 2)
         time.sleep(delay_s)

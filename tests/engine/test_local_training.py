@@ -98,12 +98,11 @@ def test_the_loss_of_the_coordinator_or_a_server_ends_the_training(watch: Watch,
     assert run.summary()["exit"] == 4
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_in_the_middle_keeps_what_was_done(watch: Watch, number: int, code: int) -> None:
+def test_ctrl_c_in_the_middle_keeps_what_was_done(watch: Watch) -> None:
     run = in_training(watch, script(num_workers=1))
-    run.process.send_signal(number)
-    assert run.code_soon() == code
-    assert run.summary()["exit"] == code
+    run.process.send_signal(signal.SIGINT)
+    assert run.code_soon() == 130
+    assert run.summary()["exit"] == 130
     assert run.summary()["updates"] >= 5
     assert events(run.out)[-1]["event"] == "end"
     assert "Traceback" not in run.printed()
@@ -130,7 +129,7 @@ def test_nothing_of_a_training_outlives_a_killed_supervisor(watch: Watch) -> Non
 
 @pytest.mark.slow
 def test_a_stopped_server_is_named_when_the_patience_is_over(watch: Watch) -> None:
-    run = in_training(watch, script(), patience="1s")
+    run = in_training(watch, script(), patience="3s")
     run.kill("server_main", signal.SIGSTOP)
     assert run.code(60) == 5
     assert "server 0" in run.printed()
@@ -138,9 +137,9 @@ def test_a_stopped_server_is_named_when_the_patience_is_over(watch: Watch) -> No
 
 
 def test_a_stopped_worker_is_named_when_the_patience_is_over(watch: Watch) -> None:
-    run = in_training(watch, script(), patience="1s")
+    run = in_training(watch, script(), patience="3s")
     run.kill("worker_main worker 1", signal.SIGSTOP)
-    assert run.code(30) == 5
+    assert run.code(40) == 5
     assert "worker 1" in run.printed()
 
 

@@ -194,10 +194,8 @@ class CoordinatorProcess:
 
     def _end_of(self, code: int, sentence: str) -> list[Effect]:
         """The role's effects of an end that was decided elsewhere."""
-        job = self._role.job
-        job.end(code, sentence)
-        effects, job.outbox = job.outbox, []
-        return effects
+        self._role.job.end(code, sentence)
+        return self._role.job.take_outbox()
 
     def _fail(self, code: int, sentence: str) -> End:
         """End for a reason that the record cannot hold."""
