@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.dash.compare import compare_page
+from paceline.settings import slow_list
 from paceline.trace.record import read_metrics, read_summary
 
 PACES = ("sync", "async", "ssp:3")
@@ -93,14 +94,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs", f"demo-{datetime.now(UTC):%Y%m%d-%H%M%S}"))
     args = parser.parse_args()
 
+    told = ", ".join(f"worker {slow.worker} {slow.factor:g} times slower" for slow in slow_list(args.slow))
     console = Console()
     runs = {pace: args.out / pace.replace(":", "-") for pace in PACES}
     for pace, out in runs.items():
-        console.rule(f"{pace}: {args.workers} workers, slowed down: {args.slow}", align="left")
+        console.rule(f"{pace}: {args.workers} workers, {told}", align="left")
         train(pace, out, args)
     console.print()
     console.print(table([outcome(pace, out) for pace, out in runs.items()]))
-    title = f"MNIST digits on {args.workers} workers, slowed down: {args.slow}"
+    title = f"MNIST digits on {args.workers} workers, {told}"
     comparison = compare_page(list(runs.values()), args.out / "compare.html", title)
     for name, page in [("comparison", comparison), *((f"report of {pace}", out / "report.html") for pace, out in runs.items())]:
         console.print(f"{name}: {page}", highlight=False, soft_wrap=True)
