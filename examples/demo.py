@@ -37,7 +37,18 @@ class Outcome(NamedTuple):
 
 def train(pace: str, out: Path, args: argparse.Namespace) -> None:
     """One `paceline run`, its output shown as it comes. Ends the demo when it fails."""
-    command = [sys.executable, "-m", "paceline", "run", "--workers", str(args.workers), "--pace", pace, "--slow", args.slow]
+    command = [
+        sys.executable,
+        "-m",
+        "paceline",
+        "run",
+        "--workers",
+        str(args.workers),
+        "--pace",
+        pace,
+        "--slow",
+        ",".join(map(str, args.slow)),
+    ]
     command += ["--seed", str(args.seed), "--out", str(out), str(SCRIPT)]
     command += ["--epochs", str(args.epochs), "--batch-size", str(args.batch_size), "--lr", str(args.lr), "--seed", str(args.seed)]
     try:
@@ -90,11 +101,11 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--slow", default="1=4", help="as of `paceline run`: worker 1 is four times slower")
+    parser.add_argument("--slow", type=slow_list, default="1=4", help="as of `paceline run`: worker 1 is four times slower")
     parser.add_argument("--out", type=Path, default=Path("runs", f"demo-{datetime.now(UTC):%Y%m%d-%H%M%S}"))
     args = parser.parse_args()
 
-    told = ", ".join(f"worker {slow.worker} {slow.factor:g} times slower" for slow in slow_list(args.slow))
+    told = ", ".join(f"worker {slow.worker} {slow.factor:g} times slower" for slow in args.slow)
     console = Console()
     runs = {pace: args.out / pace.replace(":", "-") for pace in PACES}
     for pace, out in runs.items():
