@@ -23,7 +23,7 @@ check: $(READY)
 	$(PY) -m ruff format --check
 	$(PY) -m ruff check
 	$(PY) -m pyright
-	$(PY) -m pytest -q -m "not slow" tests/test_house.py tests/test_pace.py tests/test_config.py tests/test_cli.py tests/logic tests/roles
+	$(PY) -m pytest -q -m "not slow" tests/test_house.py tests/test_pace.py tests/test_config.py tests/test_cli.py $(wildcard tests/logic tests/roles) src/paceline/logic
 
 format: $(READY)
 	$(PY) -m ruff format
