@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from randomworlds import play
-from world import Violation
 
 from paceline.logic import gate
 from paceline.logic.fold import Weighed
@@ -19,6 +17,8 @@ from paceline.roles.folds import Folds
 from paceline.roles.leases import Leases
 from paceline.roles.server import Server
 from paceline.roles.steps import Steps
+from randomworlds import play
+from world import Violation
 
 MOST_SEEDS = 1500
 

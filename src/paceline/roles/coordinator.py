@@ -108,7 +108,7 @@ class Coordinator:
     def handle(self, sender: Address, message: Message, now_s: float) -> list[Effect]:
         """A message from a peer; one from a worker that is no member is answered by nothing."""
         job = self.job
-        job.now_s = now_s
+        job.now_s = job.heard_s = now_s
         if job.ended:
             return []
         if sender.role == "server":

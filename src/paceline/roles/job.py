@@ -11,11 +11,14 @@ from paceline.roles.effects import Effect, End, JobSettings, Note, Send, Warn
 
 
 class Job:
-    """The state that more than one part reads; `outbox` holds the effects of the event in hand, which came at `now_s`."""
+    """The state that more than one part reads.
+
+    `outbox` holds the effects of the event in hand, which came at `now_s`; `heard_s` is when a message came last.
+    """
 
     def __init__(self, settings: JobSettings, now_s: float) -> None:
         self.settings = settings
-        self.started_s = self.now_s = now_s
+        self.started_s = self.now_s = self.heard_s = now_s
         self.pace = settings.pace
         self.num_paces = 1
         self.version = 0

@@ -168,13 +168,13 @@ class Leases:
         ledger = self.ledger
         if ledger is None:
             return
+        ledger.release(worker.id)
         if consumed and worker.started:
             names = ", ".join(map(str, worker.started))
             self.job.warn(f"worker {worker.id} ended epoch {self.epoch} in mid-accumulation: batch(es) {names} were computed without a step and are skipped")
             ledger.skip(worker.started)
         else:
             ledger.give_back(worker.started)
-        ledger.release(worker.id)
         ledger.disown(worker.id)
 
     def released(self) -> None:

@@ -42,6 +42,7 @@ class Patience:
                 return
         if self.somebody_waits:
             self._check_workers(limit_s)
+            self._check_silence(EVALUATION_PATIENCES * limit_s)
 
     @property
     def somebody_waits(self) -> bool:
@@ -67,6 +68,13 @@ class Patience:
                     f"waited {EVALUATION_PATIENCES * limit_s:g} s for worker {worker.id}, which is between leases (an evaluation?); raise --patience",
                 )
                 return
+
+    def _check_silence(self, limit_s: float) -> None:
+        """The last resort: workers wait, and nothing at all has come for long."""
+        job = self.job
+        if job.now_s - job.heard_s > limit_s:
+            waiting = ", ".join(str(number) for number in sorted({*self.steps.waiting, *self.epochs.leases.line}))
+            job.end(5, f"nothing has moved for {limit_s:g} s; worker(s) {waiting} wait and nobody is left to wait for")
 
     def _rested_s(self, worker: Worker) -> float:
         last_s = self.job.accounts.last_s
