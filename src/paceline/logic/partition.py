@@ -8,6 +8,7 @@ those without an optimizer follow. Everything starts at a multiple of 64 bytes; 
 from __future__ import annotations
 
 from bisect import bisect_left
+from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
@@ -32,7 +33,8 @@ ITEM_BYTES = {
 TRAINABLE = frozenset({"float32", "bfloat16"})
 
 
-class Slot(NamedTuple):
+@dataclass(frozen=True, slots=True, order=True)
+class Slot:
     """One tensor in the flat memory: bytes [start, stop), of which a tail may be padding of the next slot."""
 
     index: int

@@ -49,7 +49,7 @@ class Steps:
             self._refuse(worker, ready, verdict.reason)
         elif self.folds.accept(worker, ready, base):
             self._fold()
-        if worker.phase is Phase.ASKING:
+        if worker.is_asking:
             self.ask(worker)
 
     def _book(self, worker: Worker, ready: Ready) -> None:

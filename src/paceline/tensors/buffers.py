@@ -28,7 +28,8 @@ class Buffers:
     def __init__(self, model: nn.Module, layout: Layout, arena: Tensor, shared: Tensor) -> None:
         ours, (shared_at, _) = arena_map(layout), parameter_arena_bytes(layout)
         self._places: list[_Place] = []
-        for _, spec, start, _ in layout.buffers:
+        for slot in layout.buffers:
+            spec, start = slot.spec, slot.start
             path, _, attribute = spec.name.rpartition(".")
             first, second = (tensor_at(arena, at + start, spec) for at in ours.buffers)
             mean, initial = tensor_at(arena, ours.mean_buffers + start, spec), tensor_at(shared, shared_at + start, spec)
