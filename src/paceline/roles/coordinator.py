@@ -144,8 +144,8 @@ class Coordinator:
             self._server_left(who, reason)
         elif (worker := self.job.members.workers.get(who.id)) is not None:
             self._lose(worker, reason)
-        elif not self._said_bye and self.enrolment.forming is not Forming.BEGUN:
-            self.job.warn(f"{who} was lost before it joined: {reason}")
+        elif not self._said_bye:
+            self.enrolment.missed(who.id, reason)
         return self.job.take_outbox()
 
     def _lose(self, worker: Worker, reason: str) -> None:

@@ -38,6 +38,7 @@ class Enrolment:
         self.forming = Forming.GATHERING
         self._servers: set[int] = set()
         self._serving: set[int] = set()
+        self._missed: set[int] = set()
         self._first = -1
         self._seeded = self._has_state = False
 
@@ -52,10 +53,26 @@ class Enrolment:
             return
         self.job.note("join", role="worker", id=worker.id, worker=worker.id, pid=hello.pid, host=hello.host)
         if self.forming is Forming.GATHERING:
-            if len(self.job.members.workers) >= self.job.settings.num_workers:
-                self.form()
+            self._missed.discard(worker_id)
+            self._form_if_all_there()
         elif self.forming in (Forming.ATTACHING, Forming.BEGUN):
             self._welcome(worker, first=False)
+
+    def missed(self, worker_id: int, reason: str) -> None:
+        """A worker is gone that never said hello: the gathering does not wait for it."""
+        if self.forming is not Forming.GATHERING:
+            return
+        self._missed.add(worker_id)
+        self.job.accounts.lost.append(worker_id)
+        if len(self._missed) >= self.job.settings.num_workers:
+            self.job.end(4, f"worker {worker_id}, the last one, was lost before it joined: {reason}")
+        else:
+            self._form_if_all_there()
+
+    def _form_if_all_there(self) -> None:
+        workers = self.job.members.workers
+        if workers and len(workers) + len(self._missed) >= self.job.settings.num_workers:
+            self.form()
 
     def _take_pace(self, worker_id: int, text: str) -> bool:
         try:

@@ -1,0 +1,38 @@
+"""The first gathering: who is waited for, and who is not."""
+
+from __future__ import annotations
+
+from paceline.messages import Address, Hello, Welcome
+from paceline.pace import parse_pace
+from paceline.roles.coordinator import Coordinator
+from paceline.roles.effects import End, JobSettings, Send
+from world import model_of
+
+
+def gathering(num_workers: int) -> Coordinator:
+    return Coordinator(JobSettings(num_workers, 1, parse_pace("sync")))
+
+
+def hello(worker: int) -> tuple[Address, Hello]:
+    return Address("worker", worker), Hello(worker, 0, 1, "host", model_of())
+
+
+def test_a_worker_that_dies_before_its_hello_is_not_waited_for() -> None:
+    coordinator = gathering(2)
+    assert not any(isinstance(effect, Send) for effect in coordinator.handle(*hello(1), 0.0))
+    effects = coordinator.left(Address("worker", 0), "it was killed", 1.0)
+    assert [effect.message.first for effect in effects if isinstance(effect, Send) and isinstance(effect.message, Welcome)] == [True]
+    assert coordinator.summary()["lost"] == [0]
+
+
+def test_the_others_hello_may_come_after_that_death() -> None:
+    coordinator = gathering(2)
+    coordinator.left(Address("worker", 0), "it was killed", 1.0)
+    assert any(isinstance(effect, Send) for effect in coordinator.handle(*hello(1), 2.0))
+
+
+def test_a_job_whose_workers_all_die_before_their_hello_ends() -> None:
+    coordinator = gathering(2)
+    coordinator.left(Address("worker", 0), "it was killed", 1.0)
+    effects = coordinator.left(Address("worker", 1), "it was killed", 1.0)
+    assert [effect.code for effect in effects if isinstance(effect, End)] == [4]
