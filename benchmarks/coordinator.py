@@ -1,7 +1,7 @@
 """How many steps a second the coordinator orders: its role alone, without network, servers or gradients.
 
-A step is one Ready handled: judged, accepted, folded when due, its worker started again, samples leased, events
-written out. `python benchmarks/coordinator.py [--json FILE]` prints a table; the target is 100,000 for each.
+A step is one Ready handled: judged, accepted, folded when due, its worker started again, samples leased, the event
+made. Seconds are of processor time. `python benchmarks/coordinator.py [--json FILE]` prints a table; the target is 100,000 for each.
 """
 
 from __future__ import annotations
@@ -13,13 +13,30 @@ import statistics
 import time
 from pathlib import Path
 
-from paceline.messages import Address, Attached, Begin, Drawn, Enter, Hello, LeaseRequest, ModelSpec, Ready, Seeded, ServerHello, Serving, Start, TensorSpec
+from paceline.messages import (
+    Address,
+    Attached,
+    Begin,
+    Drawn,
+    Enter,
+    Hello,
+    LeaseRequest,
+    ModelSpec,
+    Ready,
+    Seeded,
+    ServerHello,
+    Serving,
+    Start,
+    TensorSpec,
+)
 from paceline.pace import parse_pace
 from paceline.roles.coordinator import Coordinator
 from paceline.roles.effects import Effect, JobSettings, Send
 
 TARGET = 100_000
 NUM_SERVERS = 2
+CHUNK = 50
+"""Steps between two looks at the clock: what was decided is dropped after them, as an engine would have sent it."""
 MODEL = ModelSpec((TensorSpec("w", (1024,), "float32", 0),), (), "torch.optim.SGD", b"", b"", True, True)
 
 
@@ -61,22 +78,26 @@ def measure(pace: str, num_workers: int, num_steps: int) -> float:
     current = {number: coordinator.job.members.workers[number].started[0] for number in range(num_workers)}
     handle, spent_s, done, now_s = coordinator.handle, 0.0, 0, 0.0
     while done < num_steps:
-        arrivals = [
-            (Address("worker", number), Ready(start.step, 0, start.step % 2, (start.at_least,) * NUM_SERVERS, (current[number],), 32, 1.0, compute_s=0.01))
-            for number, start in starts.items()
-        ]
+        arrivals = [(Address("worker", number), ready_of(start, current[number])) for number, start in list(starts.items())[:CHUNK]]
         effects: list[Effect] = []
-        begin_s = time.perf_counter()
+        begin_s = time.process_time()
         for address, ready in arrivals:
             now_s += 1e-5
             effects += handle(address, ready, now_s)
-        spent_s += time.perf_counter() - begin_s
+        spent_s += time.process_time() - begin_s
         done += len(arrivals)
-        starts = started(effects)
-        for number, start in starts.items():
+        for address, _ in arrivals:
+            del starts[address.id]
+        for number, start in started(effects).items():
+            starts[number] = start
             held[number] += start.leased
             current[number] = held[number].pop(0)
     return done / spent_s
+
+
+def ready_of(start: Start, position: int) -> Ready:
+    """The push of a step that was let start."""
+    return Ready(start.step, 0, start.step % 2, (start.at_least,) * NUM_SERVERS, (position,), 32, 1.0, compute_s=0.01)
 
 
 def main() -> None:
@@ -92,7 +113,8 @@ def main() -> None:
     ]
     print(f"{'pace':8} {'workers':>8} {'steps/s':>10}   target {TARGET:,}")
     for row in rows:
-        print(f"{row['pace']:8} {row['workers']:>8} {row['steps_per_s']:>10,.0f}   {'reached' if row['steps_per_s'] >= TARGET else 'MISSED'}")
+        verdict = "reached" if row["steps_per_s"] >= TARGET else "MISSED"
+        print(f"{row['pace']:8} {row['workers']:>8} {row['steps_per_s']:>10,.0f}   {verdict}")
     if arguments.json:
         arguments.json.write_text(json.dumps({"target": TARGET, "servers": NUM_SERVERS, "rows": rows}, indent=1))
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 
-from laws import Referee, check_end, check_samples
-from routines import Data, Habits, Trainee
-from world import Mishap, Violation, World
-
+from ends import check_end, check_samples
+from laws import Referee
 from paceline.pace import Pace, parse_pace
 from paceline.roles.effects import JobSettings
+from routines import Data, Habits, Trainee
+from stores import Violation
+from world import Mishap, World
 
 PATIENCE_S = 16.0
 
@@ -76,9 +77,7 @@ def play_by(draw: random.Random) -> World:
     """Play the world that `draw` chooses."""
     num_workers = draw.randint(1, 5)
     habits, pace = random_habits(draw, num_workers), random_pace(draw, num_workers)
-    settings = JobSettings(
-        num_workers, draw.randint(1, 3), pace, leases="static" if habits.data.static else "exact", patience_s=PATIENCE_S
-    )
+    settings = JobSettings(num_workers, draw.randint(1, 3), pace, leases="static" if habits.data.static else "exact", patience_s=PATIENCE_S)
     referee = Referee()
     world = World(settings, draw, lambda process: Trainee(process, habits).main(), observer=referee)
     referee.world = world
@@ -101,7 +100,8 @@ def judge(world: World, referee: Referee, habits: Habits, code: int, sentence: s
         return
     if code == 1 and "not finite" in sentence and (habits.poison or habits.unlucky):
         return
-    if code == 1 and "without a single update" in sentence and (habits.poison or habits.unlucky or habits.breaks_after or habits.accumulate > 1 or not survivors):
+    may_fold_nothing = habits.poison or habits.unlucky or habits.breaks_after or habits.accumulate > 1 or not survivors
+    if code == 1 and "without a single update" in sentence and may_fold_nothing:
         return
     if code:
         raise Violation(f"ended with {code}: {sentence}")

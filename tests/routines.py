@@ -6,11 +6,11 @@ from collections import deque
 from collections.abc import Generator
 from typing import Any, NamedTuple
 
-from world import Compute, Content, Process, model_of
-
 from paceline.messages import Draw, Drawn, EpochOver, Hello
 from paceline.roles.effects import Send
 from paceline.roles.worker import Gradient, Leased, Receive
+from stores import Content
+from world import Compute, Process, model_of
 
 Routine = Generator[Send | Receive | Compute, Any, Any]
 
@@ -179,7 +179,8 @@ class Trainee:
         if habits.stops_at and self.num_steps == habits.stops_at:
             yield from role.stop("enough")
         hyper = b"" if role.step_index else b"settings"
-        yield from role.step(Gradient(samples, float("nan") if bad else 1.0, hyper=hyper, clip=habits.clip, buffer_samples=samples, compute_s=0.01))
+        norm = float("nan") if bad else 1.0
+        yield from role.step(Gradient(samples, norm, hyper=hyper, clip=habits.clip, buffer_samples=samples, compute_s=0.01))
 
 
 def noticed(world: object) -> dict[int, set[tuple[int, ...]]]:

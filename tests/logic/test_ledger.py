@@ -13,12 +13,13 @@ from paceline.logic.ledger import Ledger, Place
 
 WORKERS = range(3)
 worker_ids = st.sampled_from(WORKERS)
+SIZES = st.lists(st.integers(1, 5), min_size=1, max_size=15)
 
 
 class Work(RuleBasedStateMachine):
     """Workers lease, start, push, are refused, rest and die at random."""
 
-    @initialize(sizes=st.lists(st.integers(1, 5), min_size=1, max_size=15), kind=st.sampled_from(("exact", "static", "cut")), cut=st.integers(1, 9))
+    @initialize(sizes=SIZES, kind=st.sampled_from(("exact", "static", "cut")), cut=st.integers(1, 9))
     def begin(self, sizes, kind, cut):
         owners = [i % len(WORKERS) for i in range(len(sizes))] if kind == "static" else ()
         self.ledger = Ledger(sizes, owners=owners, cut=cut if kind == "cut" else 0)

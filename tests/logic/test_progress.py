@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from paceline.logic.progress import Progress
 
 WORKERS = range(5)
-MOVES = st.lists(st.tuples(st.sampled_from(("enter", "rest", "remove", "answered", "block", "reset")), st.sampled_from(WORKERS)), max_size=120)
+KINDS = ("enter", "rest", "remove", "answered", "block", "reset")
+MOVES = st.lists(st.tuples(st.sampled_from(KINDS), st.sampled_from(WORKERS)), max_size=120)
 
 
 class Naive:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from paceline.logic import gate
-from paceline.logic.fold import Weighed
 from paceline.logic.ledger import Ledger
 from paceline.logic.progress import Progress
-from paceline.messages import Member
 from paceline.roles import folds, steps
 from paceline.roles.coordinator import Coordinator
 from paceline.roles.folds import Folds
@@ -18,7 +17,7 @@ from paceline.roles.leases import Leases
 from paceline.roles.server import Server
 from paceline.roles.steps import Steps
 from randomworlds import play
-from world import Violation
+from stores import Violation
 
 MOST_SEEDS = 1500
 
@@ -90,7 +89,12 @@ def pace_changes_before_what_is_pending_is_folded(patch):
 
 def dead_workers_lease_is_kept(patch):
     release = Leases.release
-    patch.setattr(Leases, "release", lambda self, worker, *, consumed=False: None if worker.is_gone else release(self, worker, consumed=consumed))
+
+    def kept(self, worker, *, consumed=False):
+        if not worker.is_gone:
+            release(self, worker, consumed=consumed)
+
+    patch.setattr(Leases, "release", kept)
 
 
 def dead_workers_gradient_is_dropped(patch):
@@ -114,20 +118,23 @@ def weights_count_gradients_not_samples(patch):
     def even(pace, pending, *, version, scales_gradients):
         weighed = weigh(pace, pending, version=version, scales_gradients=scales_gradients)
         share = 1.0 / (len(pending) * weighed.scale)
-        members = tuple(Member(m.worker, m.incarnation, m.step, m.buffer, share, m.gathered, m.buffer_samples) for m in weighed.members)
-        return Weighed(members, weighed.stalenesses, weighed.scale, weighed.lr_factor)
+        members = tuple(msgspec.structs.replace(member, weight=share) for member in weighed.members)
+        return msgspec.structs.replace(weighed, members=members)
 
     patch.setattr(folds, "weigh", even)
 
 
-def server_hands_a_buffer_back_too_early(patch):
+def change_pulls(patch, **fields):
     pull = Server._pull
-    patch.setattr(Server, "_pull", lambda self, one: pull(self, one._replace(pull=type(one.pull)(one.pull.at_least, one.pull.copy, -1, one.pull.buffers))))
+    patch.setattr(Server, "_pull", lambda self, one: pull(self, one._replace(pull=msgspec.structs.replace(one.pull, **fields))))
+
+
+def server_hands_a_buffer_back_too_early(patch):
+    change_pulls(patch, taken=-1)
 
 
 def server_answers_with_an_old_version(patch):
-    pull = Server._pull
-    patch.setattr(Server, "_pull", lambda self, one: pull(self, one._replace(pull=type(one.pull)(0, one.pull.copy, one.pull.taken, one.pull.buffers))))
+    change_pulls(patch, at_least=0)
 
 
 def recalled_entries_stay_with_both(patch):

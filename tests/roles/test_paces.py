@@ -53,7 +53,8 @@ TABLE: dict[str, tuple[str, int, list[tuple[int, str]]]] = {
     ),
     "ssp:1 lets nobody be more than one step ahead of the slowest": (
         "ssp:1", 3,
-        [(0, "update 0; go 0"), (0, "update 0"), (1, "update 1; go 1"), (2, "update 2; go 0 2"), (0, "update 0"), (1, "update 1; go 1"), (2, "update 2; go 0 2")],
+        [(0, "update 0; go 0"), (0, "update 0"), (1, "update 1; go 1"), (2, "update 2; go 0 2"), (0, "update 0"), (1, "update 1; go 1"),
+         (2, "update 2; go 0 2")],
     ),
     "ssp:0 applies at once and goes on in lockstep": ("ssp:0", 2, [(1, "update 1"), (0, "update 0; go 0 1")]),
     "ssp:2 lets a worker take three steps while another takes its first": (
@@ -137,7 +138,10 @@ def test_a_sync_update_divides_by_the_samples_of_exactly_its_members():
     assert (desk.folds[0].scale, desk.folds[0].lr_factor) == (1.0, 1.0)
 
 
-@pytest.mark.parametrize(("scales", "weights", "factor"), [(True, [1.0, 1.0, 1 / 3, 1 / 4], [1.0] * 4), (False, [1.0] * 4, [1.0, 1.0, 1 / 3, 1 / 4])])
+OMEGAS = [1.0, 1.0, 1 / 3, 1 / 4]
+
+
+@pytest.mark.parametrize(("scales", "weights", "factor"), [(True, OMEGAS, [1.0] * 4), (False, [1.0] * 4, OMEGAS)])
 def test_async_weighs_by_staleness_in_the_gradient_for_sgd_and_in_the_learning_rate_for_others(scales, weights, factor):
     desk = Desk("async", 3, scales_gradients=scales)
     for worker in (0, 0, 1, 2):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import msgspec
 
 from paceline.logic.membership import Worker
 from paceline.logic.weighting import omega
@@ -10,10 +10,10 @@ from paceline.messages import Member
 from paceline.pace import Pace
 
 
-class Pending(NamedTuple):
+class Pending(msgspec.Struct, order=True):
     """An accepted gradient until its fold. `hyper` are its worker's settings; `omega` is there when it was gathered.
 
-    A gathered gradient lies in the accumulators already, so its weight is final.
+    A gathered gradient lies in the accumulators already, so its weight is final. Ordered by name.
     """
 
     worker: int
@@ -31,11 +31,13 @@ class Pending(NamedTuple):
     omega: float | None = None
 
 
-class Weighed(NamedTuple):
-    """The members in order with their weights and stalenesses; `scale` multiplies their sum."""
+class Weighed(msgspec.Struct, frozen=True):
+    """What was pending in the order of the fold, as `members`, and their stalenesses; `scale` multiplies their sum."""
 
+    pending: list[Pending]
     members: tuple[Member, ...]
-    stalenesses: tuple[int, ...]
+    stalenesses: list[int]
+    num_samples: int
     scale: float
     lr_factor: float
 
@@ -55,36 +57,31 @@ def weigh(pace: Pace, pending: list[Pending], *, version: int, scales_gradients:
     whole sum is scaled afterwards.
     """
     ordered = sorted(pending) if pace.distinct else pending
-    weighting, newest = pace.weighting, version - 1
-    stalenesses = tuple([newest - one.base for one in ordered])
-    num_samples, weighed = 0, 0.0
+    stalenesses: list[int] = []
     raw: list[float] = []
+    num_samples, weighed = 0, 0.0
     for one in ordered:
-        factor = omega(weighting, newest - one.base) if one.omega is None else one.omega
+        tau = version - 1 - one.base
+        stalenesses.append(tau)
+        weight = one.samples * (omega(pace.weighting, tau) if one.omega is None else one.omega)
+        raw.append(weight)
+        weighed += weight
         num_samples += one.samples
-        weighed += one.samples * factor
-        raw.append(one.samples * factor)
     divisor = num_samples if scales_gradients else weighed
-    scale = 1.0
     # gathered members come before any other, and a fold with one of them is scaled as a whole
-    if ordered[0].omega is None:
-        raw = [weight / divisor for weight in raw]
-    else:
-        scale = 1.0 / divisor
-    members = tuple(
-        [
-            Member(one.worker, one.incarnation, one.step, one.buffer, weight, one.omega is not None, one.buffer_samples)
-            for one, weight in zip(ordered, raw, strict=True)
-        ]
-    )
-    return Weighed(members, stalenesses, scale, 1.0 if scales_gradients else weighed / num_samples)
+    divided, scale = (divisor, 1.0) if ordered[0].omega is None else (1, 1.0 / divisor)
+    members: list[Member] = []
+    for one, weight in zip(ordered, raw, strict=True):
+        gathered = one.omega is not None
+        members.append(Member(one.worker, one.incarnation, one.step, one.buffer, weight / divided, gathered, one.buffer_samples))
+    return Weighed(ordered, tuple(members), stalenesses, num_samples, scale, 1.0 if scales_gradients else weighed / num_samples)
 
 
 def absent_in_all(masks: list[bytes]) -> bytes:
-    """The bitmap of what is absent in every member; empty when nothing is.
+    r"""The bitmap of what is absent in every member; empty when nothing is.
 
-    >>> absent_in_all([b"\\x06", b"\\x03"]), absent_in_all([b"\\x06", b""])
-    (b'\\x02', b'')
+    >>> absent_in_all([b"\x06", b"\x03"]), absent_in_all([b"\x06", b""])
+    (b'\x02', b'')
     """
     if not all(masks):
         return b""

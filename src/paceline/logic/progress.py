@@ -13,7 +13,9 @@ class Progress:
     """Answered steps of each active worker since the last change of pace; `num_blocked` of them wait for the slowest.
 
     >>> progress = Progress()
-    >>> progress.enter(0); progress.enter(1); progress.answered(0)
+    >>> for worker in (0, 1):
+    ...     progress.enter(worker)
+    >>> progress.answered(0)
     >>> progress.lead(0), progress.lead(1)
     (1, 0)
     """

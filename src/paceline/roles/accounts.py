@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from paceline.messages import Ready
+
 
 class Tally:
     """One worker's sums, kept after it has left."""
@@ -57,19 +59,21 @@ class Accounts:
         if self.first_s is None:
             self.first_s = now_s
 
-    def stepped(self, worker: int, compute_s: float, wait_s: float) -> None:
+    def stepped(self, worker: int, ready: Ready, pushed_bytes: int) -> None:
         """A worker took a step."""
-        tally = self.of(worker)
+        tally = self.tallies[worker]
         tally.steps += 1
-        tally.compute_s += compute_s
-        tally.wait_s += wait_s
+        tally.compute_s += ready.compute_s
+        tally.wait_s += ready.wait_s
+        self.pushed_bytes += pushed_bytes
+        self.pulled_bytes += ready.pulled_bytes
 
     def refuse(self, worker: int) -> None:
         """A worker's gradient was refused."""
         self.refused += 1
         self.of(worker).refused += 1
 
-    def folded(self, num_samples: int, stalenesses: tuple[int, ...], now_s: float) -> None:
+    def folded(self, num_samples: int, stalenesses: list[int], now_s: float) -> None:
         """An update was made of so many samples, its members so stale."""
         self.samples += num_samples
         self.last_s = now_s
@@ -92,7 +96,8 @@ class Accounts:
         if not count:
             return {"mean": 0.0, "p50": 0, "p99": 0, "max": 0}
         ordered = sorted(self.stalenesses.items())
-        return {"mean": self.mean_staleness(), "p50": _quantile(ordered, count, 0.5), "p99": _quantile(ordered, count, 0.99), "max": ordered[-1][0]}
+        median, most = _quantile(ordered, count, 0.5), _quantile(ordered, count, 0.99)
+        return {"mean": self.mean_staleness(), "p50": median, "p99": most, "max": ordered[-1][0]}
 
     def final(self) -> dict[str, float]:
         """The last value of every metric, from the lowest worker that was not lost."""
@@ -110,7 +115,13 @@ class Accounts:
             "final": self.final(),
             "staleness": self.staleness(),
             "per_worker": {
-                str(number): {"samples": one.samples, "steps": one.steps, "refused": one.refused, "compute_s": one.compute_s, "wait_s": one.wait_s}
+                str(number): {
+                    "samples": one.samples,
+                    "steps": one.steps,
+                    "refused": one.refused,
+                    "compute_s": one.compute_s,
+                    "wait_s": one.wait_s,
+                }
                 for number, one in sorted(self.tallies.items())
             },
             "bytes": {"pushed": self.pushed_bytes, "pulled": self.pulled_bytes},

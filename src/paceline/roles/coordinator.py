@@ -242,9 +242,8 @@ class Coordinator:
 
     def _server_left(self, who: Address, reason: str) -> None:
         if who.id not in self._finished:
-            self.job.end(
-                4, f"{who} was lost ({reason}): its parameters and optimizer state are gone with it, so the run ends after update {self.job.version}"
-            )
+            lost = "its parameters and optimizer state are gone with it"
+            self.job.end(4, f"{who} was lost ({reason}): {lost}, so the run ends after update {self.job.version}")
 
     # --- leaving and ending -------------------------------------------------------------------------------
 
@@ -264,9 +263,10 @@ class Coordinator:
         self._warn_if_clipped(job.pace)
 
     def _warn_if_clipped(self, pace: Pace) -> None:
-        num_live = len(self.job.members.workers)
-        if pace.distinct and pace.quorum.rule == "count" and 0 < num_live < pace.quorum.value and not self._said_bye:
-            self.job.warn(f"pace {pace.name} asks for {pace.quorum.value} different workers and {num_live} are live: each update takes what they have")
+        num_live, quorum = len(self.job.members.workers), pace.quorum
+        if pace.distinct and quorum.rule == "count" and 0 < num_live < quorum.value and not self._said_bye:
+            clipped = f"{num_live} are live: each update takes what they have"
+            self.job.warn(f"pace {pace.name} asks for {quorum.value} different workers and {clipped}")
 
     def _finish(self) -> None:
         if self._finishing_s is None:

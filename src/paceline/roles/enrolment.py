@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import Enum
 
 from paceline.errors import ConfigError, UsageError
-from paceline.logic.membership import Phase, Worker
+from paceline.logic.membership import RESTING, Worker
 from paceline.logic.partition import first_difference, layout_of
 from paceline.messages import Attached, Go, Hello, Seeded, Serve, Welcome
 from paceline.pace import check_pace, parse_pace
@@ -49,7 +49,8 @@ class Enrolment:
         self.job.accounts.of(worker_id)
         if self.job.model is not None and not self._same_model(worker):
             return
-        if self.job.settings.pace_is_open and hello.pace and self.forming is Forming.GATHERING and not self._take_pace(worker_id, hello.pace):
+        may_choose = self.job.settings.pace_is_open and self.forming is Forming.GATHERING
+        if may_choose and hello.pace and not self._take_pace(worker_id, hello.pace):
             return
         self.job.note("join", role="worker", id=worker.id, worker=worker.id, pid=hello.pid, host=hello.host)
         if self.forming is Forming.GATHERING:
@@ -148,7 +149,7 @@ class Enrolment:
     def attached(self, worker: Worker, _: Attached) -> None:
         """Every server has this worker's memory."""
         worker.attached = True
-        self.job.members.move(worker, Phase.RESTING)
+        self.job.members.move(worker, RESTING)
         if self.forming is Forming.BEGUN:
             self.epochs.leases.recount(worker)
             self.job.tell(worker, Go(self.job.settings.num_workers, self.epochs.joined(worker)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import Enum
 
 from paceline.logic.ledger import Ledger
-from paceline.logic.membership import Phase, Worker
+from paceline.logic.membership import RESTING, Worker
 from paceline.messages import AtEnd, Draw, Drawn, Enter, EpochOver, GiveBack, Grant, LeaseRequest, Plan
 from paceline.roles.job import Job
 from paceline.roles.leases import Leases
@@ -64,9 +64,8 @@ class Epochs:
             self._next_queue.append(worker)
             return
         if message.epoch != self.index:
-            self.job.end(
-                1, f"worker {worker.id} begins epoch {message.epoch} while the run is in epoch {self.index}; all workers must run the same loops"
-            )
+            where = f"epoch {message.epoch} while the run is in epoch {self.index}"
+            self.job.end(1, f"worker {worker.id} begins {where}; all workers must run the same loops")
             return
         worker.left_epoch = False
         if not message.ledger:
@@ -137,7 +136,7 @@ class Epochs:
         self.leases.release(worker, consumed=message.consumed)
         worker.started.clear()
         worker.recalled.clear()
-        self.job.members.move(worker, Phase.RESTING)
+        self.job.members.move(worker, RESTING)
         self.job.progress.rest(worker.id)
         self.leases.recount(worker)
         self.leases.released()

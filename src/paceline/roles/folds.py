@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from paceline.logic.fold import Pending, Weighed, absent_in_all, gathered_member, weigh
 from paceline.logic.gate import fold_due
-from paceline.logic.membership import Phase, Worker
+from paceline.logic.membership import RESTING, WAITING, Worker
 from paceline.logic.weighting import lr_factor, lr_rule_of, omega
 from paceline.messages import Accept, Factor, Fold, Gone, Ready
-from paceline.roles.effects import Note
 from paceline.roles.epochs import Epochs
 from paceline.roles.job import Job
 
@@ -64,7 +63,7 @@ class Folds:
         due = self.due()
         if not due and not job.pace.distinct:
             # nothing is folded before this one, so its staleness is final
-            pending = job.pending[-1] = pending._replace(omega=omega(job.pace.weighting, job.version - base))
+            pending.omega = omega(job.pace.weighting, job.version - base)
             job.order(Accept(gathered_member(pending)))
         return due
 
@@ -97,37 +96,32 @@ class Folds:
         job.order(Fold(job.version, weighed.members, weighed.scale, weighed.lr_factor * self._factor(), hyper, absent, lowest.clip))
         if lowest.clip:
             self.norms[job.version] = Norm(lowest.clip, job.now_s)
-        self._book(pending, weighed)
+        self._book(weighed)
         return pending
 
-    def _book(self, pending: list[Pending], weighed: Weighed) -> None:
+    def _book(self, weighed: Weighed) -> None:
         job, leases, tallies = self.job, self.epochs.leases, self.job.accounts.tallies
-        num_samples = 0
-        for one in pending:
+        ledger, distinct = leases.ledger, job.pace.distinct
+        members: list[dict[str, object]] = []
+        for one, member, tau in zip(weighed.pending, weighed.members, weighed.stalenesses, strict=True):
             owner = one.owner
-            num_samples += one.samples
             tallies[one.worker].samples += one.samples
             owner.num_pending -= 1
-            if leases.ledger is not None:
-                leases.ledger.fold(one.positions)
+            if ledger is not None:
+                ledger.fold(one.positions)
             if owner.is_gone:
                 self._bury(owner)
-            elif owner.phase is Phase.RESTING or (owner.phase is Phase.WAITING and not job.pace.distinct):
+            elif owner.phase is RESTING or (owner.phase is WAITING and not distinct):
                 # in distinct paces one who waits is asked again now, and recounted then
                 leases.recount(owner)
-        job.accounts.folded(num_samples, weighed.stalenesses, job.now_s)
-        self.epochs.folded_more(num_samples, pending[0].samples)
-        members = [
-            {"worker": member.worker, "step": member.step, "staleness": tau, "weight": member.weight}
-            for member, tau in zip(weighed.members, weighed.stalenesses, strict=True)
-        ]
-        job.outbox.append(
-            Note({"event": "update", "version": job.version, "samples": job.accounts.samples, "pace": job.pace.name, "members": members})
-        )
+            members.append({"worker": one.worker, "step": one.step, "staleness": tau, "weight": member.weight})
+        job.accounts.folded(weighed.num_samples, weighed.stalenesses, job.now_s)
+        self.epochs.folded_more(weighed.num_samples, weighed.pending[0].samples)
+        job.note("update", version=job.version, samples=job.accounts.samples, pace=job.pace.name, members=members)
 
     def _bury(self, gone: Worker) -> None:
         if not gone.num_pending:
-            self.job.members.bury(gone)
+            self.job.members.bury()
             self.job.order(Gone(gone.id, gone.incarnation))
 
     def _factor(self) -> float:

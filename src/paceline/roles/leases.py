@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.logic.ledger import Ledger
-from paceline.logic.membership import Phase, Worker
+from paceline.logic.membership import COMPUTING, Worker
 from paceline.messages import EpochOver, Grant
 from paceline.roles.job import Job
 
@@ -132,7 +132,7 @@ class Leases:
         if ledger is None or ledger.is_static or worker.left_epoch:
             return False
         spare = {
-            other.id: len(ledger.held.get(other.id, ())) - (other.phase is not Phase.COMPUTING)
+            other.id: len(ledger.held.get(other.id, ())) - (other.phase is not COMPUTING)
             for other in self.job.members.workers.values()
             if other.id != worker.id
         }
@@ -171,7 +171,8 @@ class Leases:
         ledger.release(worker.id)
         if consumed and worker.started:
             names = ", ".join(map(str, worker.started))
-            self.job.warn(f"worker {worker.id} ended epoch {self.epoch} in mid-accumulation: batch(es) {names} were computed without a step and are skipped")
+            skipped = f"batch(es) {names} were computed without a step and are skipped"
+            self.job.warn(f"worker {worker.id} ended epoch {self.epoch} in mid-accumulation: {skipped}")
             ledger.skip(worker.started)
         else:
             ledger.give_back(worker.started)

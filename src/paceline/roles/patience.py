@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.logic.membership import Phase, Worker
+from paceline.logic.membership import COMPUTING, RESTING, Worker
 from paceline.roles.epochs import Epochs, Stage
 from paceline.roles.folds import Folds
 from paceline.roles.job import Job
@@ -54,19 +54,14 @@ class Patience:
         not_ended = self.epochs.not_ended()
         for worker in job.members.workers.values():
             silent_s = job.now_s - worker.since_s
-            if worker.phase is Phase.COMPUTING and silent_s > limit_s:
-                job.end(
-                    5,
-                    f"waited {limit_s:g} s for worker {worker.id}, which computes step {worker.next_step} since {silent_s:.0f} s; "
-                    "if its steps are that long, raise --patience",
-                )
+            if worker.phase is COMPUTING and silent_s > limit_s:
+                computes = f"computes step {worker.next_step} since {silent_s:.0f} s"
+                job.end(5, f"waited {limit_s:g} s for worker {worker.id}, which {computes}; if its steps are that long, raise --patience")
                 return
             owed = worker.startable or worker in not_ended or (self.epochs.stage is Stage.DRAWING and worker.id == self.epochs.drawer)
-            if worker.phase is Phase.RESTING and owed and self._rested_s(worker) > EVALUATION_PATIENCES * limit_s:
-                job.end(
-                    5,
-                    f"waited {EVALUATION_PATIENCES * limit_s:g} s for worker {worker.id}, which is between leases (an evaluation?); raise --patience",
-                )
+            if worker.phase is RESTING and owed and self._rested_s(worker) > EVALUATION_PATIENCES * limit_s:
+                waited = f"waited {EVALUATION_PATIENCES * limit_s:g} s for worker {worker.id}"
+                job.end(5, f"{waited}, which is between leases (an evaluation?); raise --patience")
                 return
 
     def _check_silence(self, limit_s: float) -> None:
@@ -84,4 +79,4 @@ class Patience:
         """The workers that others wait for, for whoever watches the run."""
         if not (self.steps.waiting or self.epochs.leases.line):
             return ()
-        return tuple(worker.id for worker in self.job.members.workers.values() if worker.phase is Phase.COMPUTING)
+        return tuple(worker.id for worker in self.job.members.workers.values() if worker.phase is COMPUTING)

@@ -7,7 +7,7 @@ slowest when that one has gone on.
 from __future__ import annotations
 
 from paceline.logic.gate import UNTIL_SLOWEST, admit, may_start
-from paceline.logic.membership import Phase, Worker
+from paceline.logic.membership import ASKING, COMPUTING, RESTING, WAITING, Worker
 from paceline.messages import Begin, Ready, Start
 from paceline.pace import Pace
 from paceline.roles.effects import Send
@@ -35,31 +35,30 @@ class Steps:
         job = self.job
         if ready.incarnation != worker.incarnation or ready.step != worker.next_step:
             return
-        if worker.phase is not Phase.COMPUTING or ready.samples <= 0 or list(ready.positions) != worker.started:
-            job.end(4, f"worker {worker.id} pushed step {ready.step} of {ready.samples} samples in batches {ready.positions}; it computes {worker.started}")
+        if not self._is_founded(worker, ready):
+            computed = f"{ready.samples} samples in batches {list(ready.positions)}"
+            job.end(4, f"worker {worker.id} pushed step {ready.step} of {computed}; it computes batches {worker.started}")
             return
         worker.next_step += 1
-        self._book(worker, ready)
+        if ready.hyper:
+            worker.hyper = ready.hyper
+        job.accounts.stepped(worker.id, ready, job.gradient_bytes)
+        self.mean_s += 0.05 * (ready.compute_s - self.mean_s)
         base = min(ready.versions)
         verdict = admit(job.pace, norm=ready.norm, base=base, version=job.version)
-        job.members.move(worker, Phase.ASKING)
+        job.members.move(worker, ASKING)
         if job.pace.max_lead is not None:
             job.progress.answered(worker.id)
         if not verdict.ok:
             self._refuse(worker, ready, verdict.reason)
         elif self.folds.accept(worker, ready, base):
             self._fold()
-        if worker.is_asking:
+        if worker.phase is ASKING:
             self.ask(worker)
 
-    def _book(self, worker: Worker, ready: Ready) -> None:
-        accounts = self.job.accounts
-        accounts.stepped(worker.id, ready.compute_s, ready.wait_s)
-        accounts.pushed_bytes += self.job.gradient_bytes
-        accounts.pulled_bytes += ready.pulled_bytes
-        self.mean_s += 0.05 * (ready.compute_s - self.mean_s)
-        if ready.hyper:
-            worker.hyper = ready.hyper
+    def _is_founded(self, worker: Worker, ready: Ready) -> bool:
+        """Whether the gradient is of what the worker was let start."""
+        return worker.phase is COMPUTING and ready.samples > 0 and list(ready.positions) == worker.started
 
     def _refuse(self, worker: Worker, ready: Ready, reason: str) -> None:
         job = self.job
@@ -70,23 +69,25 @@ class Steps:
         job.accounts.refuse(worker.id)
         job.note("refuse", worker=worker.id, step=ready.step, reason=reason)
         if worker.not_finite >= NOT_FINITE_IN_A_ROW:
-            job.end(1, f"worker {worker.id} pushed {worker.not_finite} gradients in a row that were not finite, the last in step {ready.step}")
+            in_a_row = f"{worker.not_finite} gradients in a row that were not finite"
+            job.end(1, f"worker {worker.id} pushed {in_a_row}, the last in step {ready.step}")
             return
         if worker.stale == REFUSED_TOO_OFTEN:
-            job.warn(f"worker {worker.id} was refused {worker.stale} times in a row as too stale; bound its lead instead, for example with --pace ssp:3")
+            advice = "bound its lead instead, for example with --pace ssp:3"
+            job.warn(f"worker {worker.id} was refused {worker.stale} times in a row as too stale; {advice}")
         self.leases.refused(ready.positions, not_finite=reason == "not finite")
 
     # --- starting -----------------------------------------------------------------------------------------
 
     def begin(self, worker: Worker, _: Begin) -> None:
         """A worker wants to compute: on the first entry of a step, or on a further one of the step in hand."""
-        if worker.phase is Phase.COMPUTING:
+        if worker.phase is COMPUTING:
             self._go_further(worker)
             return
         if self.epochs.is_uncounted and not worker.left_epoch:
             worker.is_open = True
         self.job.progress.enter(worker.id)
-        self.job.members.move(worker, Phase.ASKING)
+        self.job.members.move(worker, ASKING)
         self.ask(worker)
 
     def ask(self, worker: Worker) -> None:
@@ -97,7 +98,7 @@ class Steps:
         if verdict.ok:
             self._start(worker)
             return
-        job.members.move(worker, Phase.WAITING)
+        job.members.move(worker, WAITING)
         self.leases.recount(worker)
         worker.since_s = job.now_s
         self.waiting[worker.id] = worker
@@ -111,11 +112,11 @@ class Steps:
         in_place = work and job.pace.reads_in_place
         if work:
             worker.since_s = job.now_s
-            job.members.move(worker, Phase.COMPUTING, in_place=in_place)
+            job.members.move(worker, COMPUTING, in_place=in_place)
             if not worker.counted:
                 job.members.count(worker)
         else:
-            job.members.move(worker, Phase.RESTING)
+            job.members.move(worker, RESTING)
             job.progress.rest(worker.id)
         if not (work and worker.holds):
             leases.recount(worker)
@@ -132,13 +133,21 @@ class Steps:
 
     def _go_further(self, worker: Worker) -> None:
         """One more entry of the step in hand, if there is one; how the worker reads does not change within a step."""
-        work, leased = self.leases.take_next(worker)
-        worker.since_s = self.job.now_s
-        cuts, recalled = self.leases.cuts(leased), self.leases.take_recalled(worker)
+        job, leases = self.job, self.leases
+        work, leased = leases.take_next(worker)
+        worker.since_s = job.now_s
         start = Start(
-            worker.next_step, self.job.version, work, worker.in_place, leased, cuts, recalled, clock=self.epochs.clock, stop=bool(self.job.stopping)
+            step=worker.next_step,
+            at_least=job.version,
+            work=work,
+            in_place=worker.in_place,
+            leased=leased,
+            cuts=leases.cuts(leased),
+            recalled=leases.take_recalled(worker),
+            clock=self.epochs.clock,
+            stop=bool(job.stopping),
         )
-        self.job.tell(worker, start)
+        job.tell(worker, start)
 
     def removed(self, worker: Worker) -> None:
         """A member is gone: nobody asks for it any more."""
@@ -169,7 +178,7 @@ class Steps:
 
     def _ask_all(self, workers: list[Worker | None]) -> None:
         for worker in workers:
-            if worker is not None and worker.phase is Phase.WAITING:
+            if worker is not None and worker.phase is WAITING:
                 self.ask(worker)
 
     def next_pace(self, pace: Pace, why: str) -> None:

@@ -1,0 +1,107 @@
+"""What servers of a test's world keep instead of tensors: which gradients were read, summed and applied, and when.
+
+They notice what must never happen to shared memory: a gradient read after it was overwritten, a shard changed while
+a worker computes on it, parameters rewritten under a worker's feet.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from paceline.messages import Member
+
+if TYPE_CHECKING:
+    from world import World
+
+Name = tuple[int, int, int]
+"""A gradient: worker, incarnation, step."""
+
+
+class Violation(AssertionError):
+    """A law was broken."""
+
+
+class Content(NamedTuple):
+    """What lies in a gradient buffer; `ranges` of samples where entries are cut."""
+
+    name: Name
+    epoch: int
+    positions: tuple[int, ...]
+    samples: int
+    ranges: tuple[tuple[int, int], ...] = ()
+
+
+class Arena:
+    """A worker's two gradient buffers, readable by servers also after its death; """
+
+    def __init__(self) -> None:
+        self.buffers: list[Content | None] = [None, None]
+
+
+def name_of(member: Member) -> Name:
+    """A member's name."""
+    return (member.worker, member.incarnation, member.step)
+
+
+class CountingStore:
+    """A shard that counts: `history` has, per version, each gradient's effective weight and the learning rate's factor."""
+
+    def __init__(self, world: World, shard: int) -> None:
+        self.world, self.shard = world, shard
+        self.attached: set[tuple[int, int]] = set()
+        self.gathered: list[tuple[Name, float]] = []
+        self.reduced: list[tuple[Name, float]] = []
+        self.history: list[tuple[tuple[tuple[Name, float], ...], float]] = []
+
+    def attach(self, worker: int, incarnation: int, memory: object) -> None:
+        self.attached.add((worker, incarnation))
+
+    def detach(self, worker: int, incarnation: int) -> None:
+        self.attached.discard((worker, incarnation))
+
+    def gather(self, member: Member) -> None:
+        self.gathered.append((self._read(member), member.weight))
+
+    def reduce(self, members: tuple[Member, ...], scale: float) -> None:
+        gathered, self.gathered = self.gathered, []
+        named = [(name_of(member), member.weight) for member in members if member.gathered]
+        if named != gathered:
+            raise Violation(f"shard {self.shard} gathered {gathered}, the fold names {named}")
+        fresh = [(self._read(member), member.weight) for member in members if not member.gathered]
+        self.reduced = [(name, weight * scale) for name, weight in gathered + fresh]
+
+    def square_norm(self) -> float:
+        return 4.0
+
+    def apply(self, *, factor: float, lr_factor: float, hyper: bytes, absent: bytes) -> None:
+        for process in self.world.processes.values():
+            if process.reads_in_place:
+                raise Violation(f"shard {self.shard} is changed while worker {process.worker} computes on it")
+        self.history.append((tuple((name, weight * factor) for name, weight in self.reduced), lr_factor))
+
+    def find_non_finite(self) -> str | None:
+        return None
+
+    def copy_out(self, worker: int, incarnation: int, *, buffers: bool) -> None:
+        process = self.world.processes.get(worker)
+        if process is not None and process.role.incarnation == incarnation and process.reading:
+            raise Violation(f"shard {self.shard} writes into worker {worker}'s parameters while it computes")
+
+    def take_buffers(self, member: Member) -> None:
+        self._read(member)
+
+    def save(self, *, optimizer: bool) -> bytes:
+        return b"state"
+
+    def load(self, state: bytes | memoryview, *, parameters: bool, optimizer: bool) -> None:
+        self.history.append(((), 1.0))
+
+    def _read(self, member: Member) -> Name:
+        owner = (member.worker, member.incarnation)
+        content = self.world.arenas[owner].buffers[member.buffer]
+        if owner not in self.attached:
+            raise Violation(f"shard {self.shard} reads the memory of {owner}, which it let go")
+        if content is None or content.name != name_of(member):
+            raise Violation(f"shard {self.shard} reads {name_of(member)} and finds {content}")
+        self.world.read.setdefault(content.name, set()).add(self.shard)
+        return content.name
