@@ -21,6 +21,7 @@ from paceline.messages import (
     Fold,
     GiveBack,
     Go,
+    Load,
     Message,
     Ready,
     Restate,
@@ -91,7 +92,8 @@ class Referee(Observer):
         self.refused: dict[Name, str] = {}
         self.orders: dict[int, list[Message]] = {}
         self.fewest = 0
-        self.begun = False
+        self.unstarted: set[int] = set()
+        self.begun = self.loading = False
         self.pace: Pace | None = None
         self.asked: Pace | None = None
 
@@ -105,6 +107,8 @@ class Referee(Observer):
         return self.pace
 
     def before(self, sender: Address, message: Message | None) -> None:
+        self.unstarted = {number for number in self.workers if self._unstarted(number)}
+        self.loading = isinstance(message, Load) and not any(model.in_place for model in self.workers.values())
         if sender.role != "worker":
             return
         if message is None or isinstance(message, Bye):
@@ -219,7 +223,11 @@ class Referee(Observer):
             self.folded[name] = fold.version
         require(Counter(names) == Counter(self.pending), f"update {fold.version} has {names}, pending were {self.pending}")
         changing = self.asked is not None and not any(model.in_place for model in self.workers.values())
-        require(changing or self._fold_due(), f"update {fold.version} of {names} is made too early in {self._pace.name}")
+        # what is leased to those whom the update lets go is not yet theirs when it is made
+        require(
+            changing or self._fold_due() or self._fold_due(self.unstarted),
+            f"update {fold.version} of {names} is made too early in {self._pace.name}",
+        )
         self._check_bounds(fold, self._pace)
         self.version = fold.version
         self.pending.clear()
@@ -295,8 +303,10 @@ class Referee(Observer):
         epochs, member = self.world.coordinator.epochs.leases, self.world.coordinator.job.members.workers.get(worker)
         return member is not None and epochs.ledger is not None and not member.left_epoch and epochs.ledger.holds(worker)
 
-    def _fold_due(self) -> bool:
-        """Whether what is pending makes an update now."""
+    def _fold_due(self, unstarted: set[int] | None = None) -> bool:
+        """Whether what is pending makes an update now; `unstarted` are those that hold entries, by default now."""
+        if unstarted is None:
+            unstarted = {number for number in self.workers if self._unstarted(number)}
         assert self.world is not None
         if not self.pending:
             return False
@@ -305,13 +315,13 @@ class Referee(Observer):
         computing = [number for number, model in self.workers.items() if model.computing]
         if any(self.workers[number].in_place for number in computing) and not pace.reads_in_place:
             return False
-        holders = {number for number in live if number in computing or self._unstarted(number)}
+        holders = {number for number in live if number in computing or number in unstarted}
         incarnations = {(number, self.workers[number].incarnation) for number in holders} | owing
         quorum = pace.quorum.of(max(1, len(live))) if pace.quorum.rule != "all" else len(incarnations)
         if pace.distinct:
             quorum = min(quorum, len(incarnations))
         resting = [number for number, model in self.workers.items() if not model.computing and not model.asking]
-        startable = any(self._unstarted(number) for number in resting) or any(
+        startable = any(number in unstarted for number in resting) or any(
             model.asking and not self._held_up(number) for number, model in self.workers.items()
         )
         return len(self.pending) >= quorum or not (computing or startable)

@@ -45,6 +45,7 @@ def random_habits(draw: random.Random, num_workers: int) -> Habits:
         breaker=draw.choice((-1, draw.randrange(num_workers))),
         pause=draw.choice((0, 0, 1, 5)),
         meets=rare() < 0.3,
+        loads=rare() < 0.15,
         pulls=rare() < 0.3,
         snapshots=rare() < 0.2,
         counted=rare() > 0.1,

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Generator
 from typing import Any, NamedTuple
 
-from paceline.messages import Draw, Drawn, EpochOver, Hello
+from paceline.messages import Draw, Drawn, EpochOver, Hello, Load
 from paceline.roles.effects import Send
 from paceline.roles.worker import Gradient, Leased, Receive
 from stores import Content
@@ -35,6 +35,7 @@ class Habits(NamedTuple):
     breaker: int = -1
     pause: int = 0
     meets: bool = False
+    loads: bool = False
     pulls: bool = False
     snapshots: bool = False
     counted: bool = True
@@ -79,6 +80,12 @@ class Trainee:
             yield from self.role.pull(buffers=True)
         if habits.snapshots and self.role.worker == 0:
             yield from self.role.snapshot(optimizer=True)
+        if habits.loads:
+            met = yield from self.role.meet(f"load {epoch}", tuple(float(i == self.role.worker) for i in range(self.role.worker + 1)), 1.0)
+            if not any(met.values[: self.role.worker]):
+                yield from self.role.load(Load(True, False), b"state")
+            met = yield from self.role.meet(f"loaded {epoch}", (), 1.0)
+            yield from self.role.pull(at_least=met.version)
         if habits.meets:
             met = yield from self.role.meet(f"accuracy of {epoch}", (1.0, float(self.role.worker)), 2.0)
             assert met.weight == 2.0 * met.values[0] / 2.0

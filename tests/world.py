@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from typing import NamedTuple
 
-from paceline.messages import COORDINATOR, Address, Halt, Message, ModelSpec, Serve, ServerHello, TensorSpec
+from paceline.messages import COORDINATOR, Address, Halt, Message, ModelSpec, Restate, Serve, ServerHello, TensorSpec
 from paceline.pace import Pace
 from paceline.ports import Delivery
 from paceline.roles.coordinator import Coordinator
@@ -250,7 +250,8 @@ class World:
     def _send_all(self, sender: Address, effects: list[Effect]) -> None:
         for effect in effects:
             if isinstance(effect, Send):
-                self.post(sender, effect.to, effect.message, effect.attachments)
+                state = (b"state",) if isinstance(effect.message, Restate) else ()
+                self.post(sender, effect.to, effect.message, effect.attachments or state)
             elif isinstance(effect, Note):
                 self.events.append(effect.event)
             elif isinstance(effect, Warn):

@@ -388,6 +388,14 @@ def test_a_state_that_a_late_joiner_loads_before_its_first_epoch_is_passed_over(
     assert sent(desk, Restate) == [Restate(1, True, False)]
 
 
+def test_what_is_pending_is_folded_before_a_state_is_loaded():
+    desk = Desk("kasync:3", 3)
+    desk.push(0)
+    desk.push(1)
+    assert desk.tell(2, Load(True, False)) == "update 0 1; go 0 1"
+    assert sent(desk, Restate) == [Restate(2, True, False)]
+
+
 # --- settings of an update ----------------------------------------------------------------------------------
 
 

@@ -211,6 +211,7 @@ class Coordinator:
         if worker.epoch < worker.first_epoch:
             self.job.warn(f"worker {worker.id} joined late and loads a state before its first epoch: passed over, it takes the run's")
             return
+        self.steps.flush()
         self.job.version += 1
         self.job.note("load", version=self.job.version, worker=worker.id)
         self.job.order(Restate(self.job.version, message.has_parameters, message.has_optimizer_state))

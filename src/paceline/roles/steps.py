@@ -181,6 +181,11 @@ class Steps:
             if worker is not None and worker.phase is WAITING:
                 self.ask(worker)
 
+    def flush(self) -> None:
+        """Fold what is pending before something else is ordered, unless somebody computes in place."""
+        if self.job.pending and not self.job.members.crowd.in_place:
+            self._fold()
+
     def next_pace(self, pace: Pace, why: str) -> None:
         """Ask for another pace. What is pending is folded under the old one first, once nobody computes in place."""
         self._next_pace = (pace, why)
