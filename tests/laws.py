@@ -224,10 +224,8 @@ class Referee(Observer):
         require(Counter(names) == Counter(self.pending), f"update {fold.version} has {names}, pending were {self.pending}")
         changing = self.asked is not None and not any(model.in_place for model in self.workers.values())
         # what is leased to those whom the update lets go is not yet theirs when it is made
-        require(
-            changing or self._fold_due() or self._fold_due(self.unstarted),
-            f"update {fold.version} of {names} is made too early in {self._pace.name}",
-        )
+        due = changing or self.loading or self._fold_due() or self._fold_due(self.unstarted)
+        require(due, f"update {fold.version} of {names} is made too early in {self._pace.name}")
         self._check_bounds(fold, self._pace)
         self.version = fold.version
         self.pending.clear()

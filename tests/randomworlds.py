@@ -97,7 +97,7 @@ def play_by(draw: random.Random) -> World:
 def judge(world: World, referee: Referee, habits: Habits, code: int, sentence: str) -> None:
     """An end is good, or has a good reason."""
     survivors = [process for process in world.processes.values() if process.role.pace is not None and (process.alive or process.finished)]
-    if code == 4 and not survivors:
+    if code in (4, 5) and not survivors:
         return
     if code == 1 and "not finite" in sentence and (habits.poison or habits.unlucky):
         return
