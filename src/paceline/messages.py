@@ -214,7 +214,7 @@ class Bye(Message, frozen=True):
 class Welcome(Message, frozen=True):
     """You are a member. The parameter arena is an attachment. `first`: write the initial values into it.
 
-    `version` is the newest update. `num_servers` shards are reached at the addresses that the engine knows.
+    `version` is the newest update. The first `num_servers` servers hold a shard each.
     """
 
     first: bool

@@ -36,3 +36,11 @@ def test_a_job_whose_workers_all_die_before_their_hello_ends() -> None:
     coordinator.left(Address("worker", 0), "it was killed", 1.0)
     effects = coordinator.left(Address("worker", 1), "it was killed", 1.0)
     assert [effect.code for effect in effects if isinstance(effect, End)] == [4]
+
+
+def test_a_small_model_is_not_cut_for_servers_that_nobody_asked_for() -> None:
+    for is_open, shards in ((True, 1), (False, 3)):
+        coordinator = Coordinator(JobSettings(1, 3, parse_pace("sync"), servers_are_open=is_open))
+        effects = coordinator.handle(*hello(0), 0.0)
+        assert [effect.message.num_servers for effect in effects if isinstance(effect, Send) and isinstance(effect.message, Welcome)] == [shards]
+        assert coordinator.summary()["shards"] == shards

@@ -17,6 +17,8 @@ from paceline.messages import ModelSpec, TensorSpec
 
 ALIGN_BYTES = 64
 PAGE_BYTES = 4096
+LEAST_SHARD_BYTES = 4 << 20
+"""A model is cut into more shards only when each has so many bytes, unless the user says how many servers there are."""
 
 ITEM_BYTES = {
     "float32": 4,
@@ -106,6 +108,15 @@ def layout_of(model: ModelSpec) -> Layout:
     constant, parameter_bytes = _place([p for p in numbered if p[1].group < 0], trainable_bytes)
     buffers, buffer_bytes = _place(list(enumerate(model.buffers)), 0)
     return Layout(tuple(trainable + constant), trainable_bytes, parameter_bytes, tuple(buffers), buffer_bytes)
+
+
+def shards_worth(layout: Layout, num_servers: int) -> int:
+    """How many of `num_servers` are worth a shard: each message of an update costs what moving some megabytes costs.
+
+    >>> shards_worth(Layout((), 4_000_000, 4_000_000, (), 0), 2), shards_worth(Layout((), 100_000_000, 100_000_000, (), 0), 2)
+    (1, 2)
+    """
+    return max(1, min(num_servers, layout.trainable_bytes // LEAST_SHARD_BYTES))
 
 
 def borders_of(layout: Layout, num_shards: int, *, elementwise: bool) -> tuple[int, ...]:

@@ -24,11 +24,28 @@ class Ledgers(NamedTuple):
     undone: int = 0
 
 
+class Status(NamedTuple):
+    """The run at a glance, for the progress line. `epoch_samples` is 0 when unknown."""
+
+    pace: str
+    version: int
+    samples: int
+    epoch: int
+    epoch_folded: int
+    epoch_samples: int
+    loss: float | None
+    staleness: float
+    num_workers: int
+    waiting_for: tuple[int, ...]
+    begun: bool
+
+
 class Accounts:
     """Everything that `summary.json` reports and the progress line shows."""
 
     def __init__(self) -> None:
         self.samples = self.pushed_bytes = self.pulled_bytes = self.refused = self.moves = 0
+        self.uncounted = 0
         self.ledgers = Ledgers()
         self.tallies: dict[int, Tally] = {}
         self.stalenesses: dict[int, int] = {}
@@ -126,6 +143,7 @@ class Accounts:
             },
             "bytes": {"pushed": self.pushed_bytes, "pulled": self.pulled_bytes},
             "ledger": self.ledgers._asdict(),
+            "uncounted": self.uncounted,
             "refused": self.refused,
             "moves": self.moves,
             "lost": self.lost,

@@ -8,7 +8,7 @@ what they say. This module hands each message to its part, lets members go, and 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from paceline.logic.membership import Worker
 from paceline.messages import (
@@ -43,6 +43,7 @@ from paceline.messages import (
     StopRun,
 )
 from paceline.pace import Pace, check_pace
+from paceline.roles.accounts import Status
 from paceline.roles.effects import Effect, JobSettings, Metrics
 from paceline.roles.enrolment import Enrolment, Forming
 from paceline.roles.epochs import Epochs, Stage
@@ -51,22 +52,6 @@ from paceline.roles.job import Job
 from paceline.roles.meetings import Meetings
 from paceline.roles.patience import Patience
 from paceline.roles.steps import Steps
-
-
-class Status(NamedTuple):
-    """The run at a glance, for the progress line. `epoch_samples` is 0 when unknown."""
-
-    pace: str
-    version: int
-    samples: int
-    epoch: int
-    epoch_folded: int
-    epoch_samples: int
-    loss: float | None
-    staleness: float
-    num_workers: int
-    waiting_for: tuple[int, ...]
-    begun: bool
 
 
 class Coordinator:
@@ -163,7 +148,7 @@ class Coordinator:
         self._settle()
         self.patience.expire()
         if self._finishing_s is not None and now_s - self._finishing_s > self.job.settings.patience_s:
-            missing = ", ".join(str(server) for server in self.job.servers if server.id not in self._finished)
+            missing = ", ".join(str(server) for server in self.job.all_servers if server.id not in self._finished)
             self.job.end(5, f"waited {self.job.settings.patience_s:g} s for {missing} to finish")
         return self.job.take_outbox()
 
@@ -242,7 +227,10 @@ class Coordinator:
                 self.job.end(4, f"{sender} sent {type(message).__name__}, which no server sends")
 
     def _server_left(self, who: Address, reason: str) -> None:
-        if who.id not in self._finished:
+        if self.job.model is not None and who not in self.job.servers:
+            self._finished.add(who.id)  # it holds no shard
+            self._end_if_finished()
+        elif who.id not in self._finished:
             lost = "its parameters and optimizer state are gone with it"
             self.job.end(4, f"{who} was lost ({reason}): {lost}, so the run ends after update {self.job.version}")
 
@@ -272,11 +260,12 @@ class Coordinator:
     def _finish(self) -> None:
         if self._finishing_s is None:
             self._finishing_s = self.job.now_s
-            self.job.order(Finish())
+            for server in self.job.all_servers:
+                self.job.send(server, Finish())
             self._end_if_finished()
 
     def _end_if_finished(self) -> None:
-        if self._finishing_s is None or len(self._finished) < len(self.job.servers):
+        if self._finishing_s is None or len(self._finished) < len(self.job.all_servers):
             return
         if self.epochs.stage is Stage.OPEN:
             self.epochs.settle()
@@ -311,6 +300,7 @@ class Coordinator:
             "pace": job.pace.name,
             "workers": job.settings.num_workers,
             "servers": job.settings.num_servers,
+            "shards": len(job.servers),
             "updates": job.version,
             "start_s": (job.now_s if books.first_s is None else books.first_s) - job.started_s,
             **books.summary(),

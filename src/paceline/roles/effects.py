@@ -51,13 +51,15 @@ Effect = Send | Note | Metrics | Warn | End
 class JobSettings(NamedTuple):
     """What the coordinator has to know about the job; the rest of the settings concerns others.
 
-    `pace_is_open`: nobody chose a pace, so the script's own (`init(pace=...)`) decides.
+    `pace_is_open`: nobody chose a pace, so the script's own (`init(pace=...)`) decides. `servers_are_open`: nobody
+    chose their number, so a small model takes fewer of them.
     """
 
     num_workers: int
     num_servers: int
     pace: Pace
     pace_is_open: bool = False
+    servers_are_open: bool = False
     leases: Literal["exact", "static"] = "exact"
     batch: Literal["per-worker", "global"] = "per-worker"
     lr_rule: LrRule | None = None

@@ -10,7 +10,7 @@ from enum import Enum
 
 from paceline.errors import ConfigError, UsageError
 from paceline.logic.membership import RESTING, Worker
-from paceline.logic.partition import first_difference, layout_of
+from paceline.logic.partition import first_difference, layout_of, shards_worth
 from paceline.messages import Attached, Go, Hello, Seeded, Serve, Welcome
 from paceline.pace import check_pace, parse_pace
 from paceline.roles.epochs import Epochs
@@ -100,10 +100,13 @@ class Enrolment:
         self._first = min(workers)
         if self.job.model is None:
             try:
-                self.job.gradient_bytes = layout_of(workers[self._first].model).trainable_bytes
+                layout = layout_of(workers[self._first].model)
             except UsageError as error:
                 self.job.end(1, str(error))
                 return
+            self.job.gradient_bytes = layout.trainable_bytes
+            if self.job.settings.servers_are_open:
+                self.job.servers = self.job.all_servers[: shards_worth(layout, len(self.job.all_servers))]
         self.job.model = workers[self._first].model
         if all(self._same_model(worker) for worker in workers.values()):
             self.forming = Forming.SEEDING
@@ -112,7 +115,7 @@ class Enrolment:
     def _welcome(self, worker: Worker, *, first: bool) -> None:
         job = self.job
         worker.welcomed = True
-        job.tell(worker, Welcome(first, job.settings.num_workers, job.settings.num_servers, job.version, job.pace))
+        job.tell(worker, Welcome(first, job.settings.num_workers, len(job.servers), job.version, job.pace))
         worker.told_pace = job.num_paces
 
     def server_hello(self, shard: int, pid: int, host: str) -> None:
@@ -129,7 +132,7 @@ class Enrolment:
 
     def _serve(self) -> None:
         job = self.job
-        if self.forming is not Forming.SEEDING or not self._seeded or len(self._servers) < len(job.servers):
+        if self.forming is not Forming.SEEDING or not self._seeded or not all(server.id in self._servers for server in job.servers):
             return
         assert job.model is not None
         self.forming = Forming.SERVING

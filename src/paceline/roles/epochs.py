@@ -180,7 +180,7 @@ class Epochs:
         """Book what became of the epoch's samples."""
         ledger = self.leases.ledger
         if ledger is None:
-            self.job.accounts.settle(folded=self.folded, repeated=0, skipped=0)
+            self.job.accounts.uncounted += self.folded
         else:
             self.job.accounts.settle(folded=ledger.folded, repeated=self._repeated, skipped=ledger.num_samples - ledger.folded)
 

@@ -25,7 +25,8 @@ class Job:
         self.members = Membership()
         self.progress = Progress()
         self.accounts = Accounts()
-        self.servers = [Address("server", shard) for shard in range(settings.num_servers)]
+        self.all_servers = [Address("server", shard) for shard in range(settings.num_servers)]
+        self.servers = self.all_servers
         self.pending: list[Pending] = []
         self.model: ModelSpec | None = None
         self.gradient_bytes = 0
@@ -62,7 +63,8 @@ class Job:
         if code:
             for worker in self.members.workers.values():
                 self.tell(worker, Halt(code, sentence))
-            self.order(Halt(code, sentence))
+            for server in self.all_servers:
+                self.send(server, Halt(code, sentence))
         self.note("end", code=code, sentence=sentence)
         self.outbox.append(End(code, sentence))
 

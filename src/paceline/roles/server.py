@@ -123,6 +123,8 @@ class Server:
                 self._factor(version, factor)
             case Serve():
                 self._serve(message, attachments)
+            case Finish() if self.store is None:
+                self._outbox.append(Send(COORDINATOR, Finished(0)))
             case _:
                 self._line.append((message, attachments))
                 if len(self._line) > MAX_LINE:

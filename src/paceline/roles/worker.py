@@ -115,6 +115,7 @@ class WorkerRole:
         """Ask to be a member; returns the welcome and the parameter arena's attachment."""
         yield Send(COORDINATOR, hello)
         welcome, attachments = yield from self._expect(Welcome, "let this worker join")
+        self.servers = self.servers[: welcome.num_servers]
         self.versions = [welcome.version] * welcome.num_servers
         self.pace = welcome.pace
         return welcome, attachments

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 
-from paceline.config import Resolved
+from paceline.config import DEFAULT, Resolved
 from paceline.engine.carry import carry
 from paceline.engine.local.child import begin, listener_of
 from paceline.engine.local.final import write_final
@@ -52,6 +52,7 @@ def job_settings(resolved: Resolved) -> JobSettings:
         num_servers=settings.servers,
         pace=settings.pace,
         pace_is_open=resolved.pace_is_open,
+        servers_are_open=resolved.origins["servers"] == DEFAULT,
         leases=settings.leases,
         batch=settings.batch,
         lr_rule=settings.lr_rule,

@@ -22,7 +22,7 @@ def ledger_text(ledger: Mapping[str, float]) -> str:
     others = [f"{ledger.get(key, 0):,.0f} {key}" for key in ("repeated", "skipped", "undone") if ledger.get(key, 0)]
     if others:
         return ", ".join([f"{ledger.get('once', 0):,.0f} samples once", *others])
-    return "every sample once" if ledger.get("once", 0) else "no epoch was counted"
+    return "every sample once" if ledger.get("once", 0) else "none, the loader's samples were not counted"
 
 
 def result_lines(summary: Mapping[str, object]) -> list[str]:
