@@ -52,7 +52,9 @@ def run_ranks(script: str, arguments: list[str], num_ranks: int, extra: dict[str
         ranks = [
             subprocess.Popen(
                 [sys.executable, str(HERE / "peers" / script), *arguments],
-                env=environment(RANK=str(rank), WORLD_SIZE=str(num_ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=port, BENCH_OUT=str(out), **extra),
+                env=environment(
+                    RANK=str(rank), WORLD_SIZE=str(num_ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=port, BENCH_OUT=str(out), **extra
+                ),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
             )
@@ -98,7 +100,7 @@ def memory_rates() -> dict[str, float]:
     return {
         "copy_2_threads_gb_s": numbers * 4e-9 / best(lambda: target.copy_(source), 2),
         "copy_ms": 1e3 * best(lambda: target.copy_(source), 1),
-        "norm_ms": 1e3 * best(lambda: source.norm(), 1),
+        "norm_ms": 1e3 * best(source.norm, 1),
         "apply_ms": 1e3 * best(lambda: target.add_(source, alpha=-0.01), 1),
     }
 

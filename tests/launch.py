@@ -28,7 +28,9 @@ def run_command(script: Path | str, *arguments: str, out: Path, **options: objec
     return [*command, str(script), *arguments]
 
 
-def paceline_run(script: Path | str, *arguments: str, out: Path, timeout_s: float = 90.0, **options: object) -> subprocess.CompletedProcess[str]:
+def paceline_run(
+    script: Path | str, *arguments: str, out: Path, timeout_s: float = 90.0, **options: object
+) -> subprocess.CompletedProcess[str]:
     """Run to the end, whatever its exit code."""
     command = run_command(script, *arguments, out=out, **options)
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=environment(), check=False)

@@ -32,7 +32,7 @@ class Content(NamedTuple):
 
 
 class Arena:
-    """A worker's two gradient buffers, readable by servers also after its death; """
+    """A worker's two gradient buffers, readable by servers also after its death;"""
 
     def __init__(self) -> None:
         self.buffers: list[Content | None] = [None, None]

@@ -7,8 +7,8 @@ import shlex
 from pathlib import Path
 
 import pytest
-from launch import ROOT, paceline_run
 
+from launch import ROOT, paceline_run
 from paceline.cli import main
 from paceline.pace import pace_names
 
@@ -17,13 +17,13 @@ ENGLISH, CHINESE = (ROOT / "README.md").read_text(), (ROOT / "README.zh-CN.md").
 
 def fences(text: str) -> list[str]:
     """The code blocks, comments left out."""
-    blocks = re.findall(r"```\w+\n(.*?)```", text, re.S)
+    blocks = re.findall(r"```\w+\n(.*?)```", text, re.DOTALL)
     return ["\n".join(line.split("#")[0].rstrip() for line in block.splitlines()) for block in blocks]
 
 
 def first_cells(text: str) -> list[str]:
     """The first cell of every table row that names code."""
-    return re.findall(r"^\| (`[^`]+`) \|", text, re.M)
+    return re.findall(r"^\| (`[^`]+`) \|", text, re.MULTILINE)
 
 
 def test_both_readmes_have_the_same_structure_commands_and_tables() -> None:
@@ -44,7 +44,9 @@ def test_every_link_and_picture_exists() -> None:
 
 
 def test_the_table_of_paces_is_complete() -> None:
-    assert [f"`{name}`" for name, _ in pace_names()] == [cell for cell in first_cells(ENGLISH) if ":" in cell or cell in ("`sync`", "`async`")]
+    assert [f"`{name}`" for name, _ in pace_names()] == [
+        cell for cell in first_cells(ENGLISH) if ":" in cell or cell in ("`sync`", "`async`")
+    ]
 
 
 def test_the_commands_that_the_readme_shows_are_understood(capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,7 +24,7 @@ class Watched:
         self.out = out
         self._mark = f"PACELINE_JOB_MARK={token_hex(8)}"
         name, value = self._mark.split("=")
-        self._output = tempfile.NamedTemporaryFile("w+")
+        self._output = tempfile.NamedTemporaryFile("w+")  # noqa: SIM115  lives as long as the process that writes it
         self.process = subprocess.Popen(
             run_command(script, *arguments, out=out, **{"workers": 2, "servers": 1, **options}),
             stdout=self._output,

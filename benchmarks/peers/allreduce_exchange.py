@@ -4,6 +4,7 @@ import sys
 
 import torch
 import torch.distributed as dist
+
 from workload import report, timed
 
 NUMBERS = 25_000_000

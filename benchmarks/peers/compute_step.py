@@ -4,6 +4,7 @@ import sys
 
 import torch
 from torch.nn.functional import mse_loss
+
 from workload import batch, mlp, report, timed
 
 size, num_steps = sys.argv[1], int(sys.argv[2])

@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
+
 from workload import batch, mlp, report, timed
 
 size, num_steps, kernel = sys.argv[1], int(sys.argv[2]), sys.argv[3]

@@ -4,9 +4,9 @@ import sys
 
 import torch
 from torch import nn
-from workload import report, timed
 
 import paceline
+from workload import report, timed
 
 NUMBERS = 25_000_000
 

@@ -4,9 +4,9 @@ import sys
 
 import torch
 from torch.nn.functional import mse_loss
-from workload import batch, mlp, report, timed
 
 import paceline
+from workload import batch, mlp, report, timed
 
 size, num_steps = sys.argv[1], int(sys.argv[2])
 torch.set_num_threads(1)

@@ -4,6 +4,7 @@ import sys
 
 import numpy as np
 import ray
+
 from workload import report, timed
 
 NUMBERS = 25_000_000

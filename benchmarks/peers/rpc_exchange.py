@@ -5,6 +5,7 @@ import sys
 
 import torch
 import torch.distributed.rpc as rpc
+
 from workload import report, timed
 
 NUMBERS = 25_000_000

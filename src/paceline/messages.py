@@ -83,7 +83,8 @@ class Hello(Message, frozen=True):
 class Seeded(Message, frozen=True):
     """The first worker has written the initial parameters and buffers into the parameter arena.
 
-    An optimizer state that is not empty travels as an attachment (see `tensors`)."""
+    An optimizer state that is not empty travels as an attachment (see `tensors`).
+    """
 
     has_optimizer_state: bool
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import mean
 
 import pytest
+
 from launch import ROOT, paceline_run
 
 pytestmark = pytest.mark.slow

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from launch import paceline_run
 
 LOOP = """
@@ -73,7 +74,9 @@ def test_ten_gradients_in_a_row_that_are_not_finite_end_the_run(tmp_path: Path) 
 
 def test_one_bad_batch_is_skipped_counted_and_named(tmp_path: Path) -> None:
     path = script(tmp_path, backward="(loss * (float('nan') if 7.0 in x else 1.0)).backward()")
-    path.write_text(path.read_text().replace("torch.ones(num_samples, width)", "torch.arange(num_samples).float()[:, None].repeat(1, width)"))
+    path.write_text(
+        path.read_text().replace("torch.ones(num_samples, width)", "torch.arange(num_samples).float()[:, None].repeat(1, width)")
+    )
     done = run_quickly(path, tmp_path / "run")
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["ledger"] == {"once": 60, "repeated": 0, "skipped": 4, "undone": 0}

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from launch import SCRIPTS, environment, paceline_run, run_ranks
 from safetensors.torch import load_file
+
+from launch import SCRIPTS, environment, paceline_run, run_ranks
 
 OPTIMIZERS = ["sgd", "adam", "adamw", "adadelta", "adagrad", "rmsprop"]
 TOLERANCE = 1e-5
@@ -37,7 +38,9 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_sync_equals_one_process_on_the_joined_batch(num_workers: int, optimizer: str, plain: dict[str, Path], tmp_path: Path) -> None:
     out = tmp_path / "run"
     servers = {1: 1, 2: 2, 4: 3}[num_workers]
-    done = paceline_run(SCRIPTS / "parity_run.py", "mlp", optimizer, out=out, workers=num_workers, servers=servers, pace="sync", leases="static")
+    done = paceline_run(
+        SCRIPTS / "parity_run.py", "mlp", optimizer, out=out, workers=num_workers, servers=servers, pace="sync", leases="static"
+    )
     assert done.returncode == 0, done.stderr
     assert distance(load_file(out / "final.safetensors"), load_file(plain["mlp"] / f"{optimizer}.safetensors")) < TOLERANCE
 

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from launch import SCRIPTS, events, paceline_run, paceline_start, wait_for_updates
 from safetensors.torch import load_file
+
+from launch import SCRIPTS, events, paceline_run, paceline_start, wait_for_updates
 
 PACES = ["sync", "async,weighting=none", "ssp:2", "ksync:2", "backup:1", "kbatchsync:2", "kasync:2", "kbatchasync:2"]
 SAMPLES, EPOCHS, BATCH, WORKERS = 90, 2, 3, 3
@@ -61,7 +62,9 @@ def test_every_sample_is_folded_once_when_a_worker_is_killed(seed: int, tmp_path
         wait_for_updates(out, chance.randint(1, 15), process)
         time.sleep(chance.uniform(0.0, 0.05))
         victim = chance.randrange(WORKERS)
-        pid = next(event["pid"] for event in events(out) if event["event"] == "join" and event["role"] == "worker" and event["id"] == victim)
+        pid = next(
+            event["pid"] for event in events(out) if event["event"] == "join" and event["role"] == "worker" and event["id"] == victim
+        )
         os.kill(int(str(pid)), signal.SIGKILL)
         output, _ = process.communicate(timeout=60)
     finally:

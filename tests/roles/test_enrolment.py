@@ -42,5 +42,7 @@ def test_a_small_model_is_not_cut_for_servers_that_nobody_asked_for() -> None:
     for is_open, shards in ((True, 1), (False, 3)):
         coordinator = Coordinator(JobSettings(1, 3, parse_pace("sync"), servers_are_open=is_open))
         effects = coordinator.handle(*hello(0), 0.0)
-        assert [effect.message.num_servers for effect in effects if isinstance(effect, Send) and isinstance(effect.message, Welcome)] == [shards]
+        assert [effect.message.num_servers for effect in effects if isinstance(effect, Send) and isinstance(effect.message, Welcome)] == [
+            shards
+        ]
         assert coordinator.summary()["shards"] == shards

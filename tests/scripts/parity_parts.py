@@ -25,7 +25,14 @@ def model_of(name: str) -> nn.Module:
     if name == "mlp":
         return nn.Sequential(nn.Linear(20, 33), nn.Tanh(), nn.Linear(33, 5))
     return nn.Sequential(
-        nn.Conv2d(1, 8, 3), nn.GroupNorm(2, 8), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 12, 3), nn.ReLU(), nn.Flatten(), nn.Linear(12 * 9, 5)
+        nn.Conv2d(1, 8, 3),
+        nn.GroupNorm(2, 8),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(8, 12, 3),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(12 * 9, 5),
     )
 
 

@@ -34,7 +34,11 @@ def verdict(digest: Digest) -> str:
     """What the sample ledger says, in words."""
     total = sum(digest.ledger.values())
     if not total:
-        return "The ledger has no verdict: the samples of this run were not counted, or no epoch was finished." if digest.updates else "No sample was folded."
+        return (
+            "The ledger has no verdict: the samples of this run were not counted, or no epoch was finished."
+            if digest.updates
+            else "No sample was folded."
+        )
     once, *others = (int(digest.ledger.get(key, 0)) for key in ("once", "repeated", "skipped", "undone"))
     if not any(others):
         return f"Every sample was in exactly one applied gradient of its epoch: {count(once)} of {count(total)}."

@@ -183,7 +183,7 @@ def first_difference(ours: ModelSpec, theirs: ModelSpec) -> str | None:
     for kind, mine, other in (("parameter", ours.parameters, theirs.parameters), ("buffer", ours.buffers, theirs.buffers)):
         for a, b in zip(mine, other, strict=False):
             if a != b:
-                return f"{kind} {a.name} {list(a.shape)} {a.dtype} (group {a.group}) against {b.name} {list(b.shape)} {b.dtype} (group {b.group})"
+                return f"{kind} {_in_words(a)} against {_in_words(b)}"
         if len(mine) != len(other):
             return f"{len(mine)} {kind}s against {len(other)}"
     if ours.optimizer != theirs.optimizer:
@@ -191,3 +191,7 @@ def first_difference(ours: ModelSpec, theirs: ModelSpec) -> str | None:
     if (ours.groups, ours.arguments) != (theirs.groups, theirs.arguments):
         return "the optimizer's settings"
     return None
+
+
+def _in_words(spec: TensorSpec) -> str:
+    return f"{spec.name} {list(spec.shape)} {spec.dtype} (group {spec.group})"
