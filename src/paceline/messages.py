@@ -365,9 +365,10 @@ class Factor(Message, frozen=True):
 
 
 class Snapshot(Message, frozen=True):
-    """Send the shard as it is at this place of the order to a worker."""
+    """Send the shard as it is at this place of the order to a worker, if it is still the one that asked."""
 
     worker: int
+    incarnation: int
     request: int
     optimizer: bool
 

@@ -146,8 +146,13 @@ def test_a_shard_that_turns_non_finite_is_told_with_its_update(server, store):
 
 def test_a_snapshot_is_of_its_place_in_the_order(server):
     server.handle(COORDINATOR, fold(1, 0))
-    effect = server.handle(COORDINATOR, Snapshot(0, 7, optimizer=True))[0]
+    effect = server.handle(COORDINATOR, Snapshot(0, 0, 7, optimizer=True))[0]
     assert effect == Send(WORKER, State(7, 1), (b"saved",))
+
+
+def test_a_snapshot_is_not_sent_to_the_successor_of_the_one_that_asked(server):
+    server.handle(WORKER, Attach(0, 1), ("memory",))
+    assert server.handle(COORDINATOR, Snapshot(0, 0, 7, optimizer=True)) == []
 
 
 def test_a_loaded_state_is_an_update(server, store):

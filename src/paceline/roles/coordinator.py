@@ -190,7 +190,7 @@ class Coordinator:
 
     def _snapshot(self, worker: Worker, message: SnapshotRequest) -> None:
         self._num_snapshots += 1
-        self.job.order(Snapshot(worker.id, self._num_snapshots, message.optimizer))
+        self.job.order(Snapshot(worker.id, worker.incarnation, self._num_snapshots, message.optimizer))
 
     def _load(self, worker: Worker, message: Load) -> None:
         if worker.epoch < worker.first_epoch:

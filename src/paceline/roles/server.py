@@ -172,9 +172,10 @@ class Server:
                 self._consume(store, member)
             case Fold():
                 self._fold(store, message)
-            case Snapshot(worker=worker, request=request, optimizer=optimizer):
-                state = store.save(optimizer=optimizer)
-                self._outbox.append(Send(Address("worker", worker), State(request, self.version), (state,)))
+            case Snapshot(worker=worker, incarnation=incarnation, request=request, optimizer=optimizer):
+                if self._incarnations.get(worker) == incarnation:
+                    state = store.save(optimizer=optimizer)
+                    self._outbox.append(Send(Address("worker", worker), State(request, self.version), (state,)))
             case Restate(version=version, has_parameters=parameters, has_optimizer_state=optimizer):
                 state = attachments[0]
                 assert isinstance(state, bytes | memoryview)
