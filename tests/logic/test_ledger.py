@@ -135,7 +135,7 @@ def test_a_fixed_share_is_its_owners_until_the_owner_dies():
 def test_a_global_batch_is_cut_among_the_live_workers_and_a_piece_keeps_its_identity():
     ledger = Ledger((10,) * 2, cut=10)
     assert ledger.lease(0, 2, num_workers=3) == [0, 1]
-    assert [ledger.cut_of(position) for position in (0, 1)] == [(0, 4), (4, 7)]
+    assert ledger.cuts[:2] == [(0, 4), (4, 7)]
     ledger.start(0)
     ledger.give_back([0])
     assert ledger.lease(1, 1, num_workers=2) == [0]

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from paceline.errors import UsageError
-from paceline.logic.partition import arena_map, layout_of, parameter_arena_bytes
+from paceline.logic.partition import Layout, arena_map, layout_of, parameter_arena_bytes
 from paceline.tensors.replica import Replica
 from paceline.tensors.spec import spec_of
 from paceline.tensors.storage import tensor_at
@@ -34,6 +34,12 @@ class Bench(NamedTuple):
         }
 
 
+def copy_out(layout: Layout, shared: torch.Tensor, arena: torch.Tensor) -> None:
+    """What the servers do at a pull: the parameters into the worker's private memory."""
+    start = arena_map(layout).parameters
+    arena[start : start + layout.trainable_bytes].copy_(shared[: layout.trainable_bytes])
+
+
 def bench_of(model: nn.Module, optimizer: torch.optim.Optimizer | None = None, *, shared: torch.Tensor | None = None) -> Bench:
     optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1)
     spec = spec_of(model, optimizer)
@@ -46,7 +52,7 @@ def bench_of(model: nn.Module, optimizer: torch.optim.Optimizer | None = None, *
         replica.seed()
     else:
         replica.adopt_constants()
-    replica.copy_private()
+    copy_out(layout, shared, arena)
     replica.point(False)
     return Bench(model, optimizer, replica, arena, shared)
 
@@ -389,7 +395,7 @@ def test_seeding_writes_the_values_and_drops_the_optimizers_state():
     for slot in layout.slots:
         assert torch.equal(tensor_at(arenas[1], slot.start, slot.spec), initial[slot.spec.name])
     assert [id(p) for p in model.parameters()] == objects
-    assert replica.gradient_bytes == replica.parameter_bytes == layout.trainable_bytes
+    assert replica.parameter_bytes == layout.trainable_bytes
 
 
 def test_parameters_follow_the_shards_in_place_and_their_copy_otherwise():
@@ -407,7 +413,7 @@ def test_parameters_follow_the_shards_in_place_and_their_copy_otherwise():
     bench.replica.check_untouched()
     bench.replica.point(False)
     assert torch.equal(weight, before)
-    bench.replica.copy_private()
+    copy_out(layout, bench.shared, bench.arena)
     assert torch.equal(weight, server)
     bench.replica.check_untouched()
     assert weight is next(bench.model.parameters())

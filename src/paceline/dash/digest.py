@@ -115,7 +115,7 @@ def read_digest(run_dir: Path) -> Digest:
         samples=samples,
         updates=int(number(summary, "updates")) or len(history.times),
         exit=exit_code if isinstance(exit_code, int) else None,
-        sentence=words(summary, "sentence") or words(history.end, "sentence"),
+        sentence=words(history.end, "sentence"),
         curves=curves,
         num_left_out=num_left_out,
         rate=rate_curve([at - origin_s for at in history.times], history.clock),

@@ -70,7 +70,6 @@ class History:
 
     def __init__(self) -> None:
         self.origin_s: float | None = None
-        self.last_s = 0.0
         self.times, self.clock = array("d"), array("d")
         self.stalenesses: Counter[int] = Counter()
         self.folded: Counter[int] = Counter()
@@ -94,8 +93,7 @@ class History:
         """The next event; a kind that is not known concerns other readers."""
         take = self._by_kind.get(words(event, "event"))
         if take is not None:
-            self.last_s = number(event, "t_s")
-            take(self.last_s, event)
+            take(number(event, "t_s"), event)
 
     def samples_at(self, at_s: float) -> float:
         """The sample clock before `at_s`."""

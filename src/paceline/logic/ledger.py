@@ -179,10 +179,6 @@ class Ledger:
             queue.clear()
         return taken
 
-    def cut_of(self, position: int) -> tuple[int, int] | None:
-        """The sample range of an entry that was cut from a list of samples."""
-        return self.cuts[position] if self._cut else None
-
     def _return(self, positions: Sequence[int]) -> None:
         for position in reversed(positions):
             own = self._owned.get(self._owners[position]) if self._owners else None

@@ -46,11 +46,6 @@ class Worker:
         self.first_epoch = self.epoch = -1
         self.hyper = b""
 
-    @property
-    def is_asking(self) -> bool:
-        """Whether it wants to start and was not told yet whether it may."""
-        return self.phase is ASKING
-
 
 class Membership:
     """The live members by id, and their `crowd`; change a phase through `move` and holdings through `recount`."""

@@ -102,7 +102,6 @@ class WorkerRole:
         self.pace: Pace | None = None
         self.stopping = False
         self._in_flight = [-1, -1]
-        self._requests = 0
 
     @property
     def buffer(self) -> int:

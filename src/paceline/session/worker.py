@@ -41,7 +41,6 @@ class Worker:
         self._sleep = sleep
         self.is_counted = True
         self.is_broken = False
-        self.num_refused = 0
         self.at_first_batch: list[Callable[[], None]] = []
         self.planned_epochs = self.updates_per_epoch = 0
         self._samples = self._last_samples = self._epoch_samples = 0
@@ -71,9 +70,9 @@ class Worker:
                 call()
         return may_start
 
-    def pull(self, *, at_least: int = 0) -> None:
+    def pull(self) -> None:
         """The newest parameters and averaged buffers, in this worker's own memory."""
-        self.converse(self.role.pull(at_least=at_least, buffers=True), reads=1)
+        self.converse(self.role.pull(buffers=True), reads=1)
         self.replica.load_mean_buffers()
 
     # --- samples ------------------------------------------------------------------------------------------
@@ -163,6 +162,5 @@ class Worker:
         return spent.compute_s + pause_s
 
     def _refused(self, reason: str) -> None:
-        self.num_refused += 1
         if reason == "not finite":
             say(f"the gradient of step {self.role.step_index - 1} was not finite and is refused; its batch will be computed again")

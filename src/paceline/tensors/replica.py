@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from paceline.errors import UsageError
-from paceline.logic.partition import Layout, arena_map, layout_of
+from paceline.logic.partition import arena_map, layout_of
 from paceline.messages import ModelSpec
 from paceline.tensors.buffers import Buffers
 from paceline.tensors.gradient import Gradient, Gradients
@@ -34,12 +34,11 @@ class Replica:
         private_at = arena_map(layout).parameters
         self._spec = spec
         self._optimizer = optimizer
-        self._layout: Layout = layout
+        self._trainable_bytes = layout.trainable_bytes
         self._trained = [parameters[slot.index] for slot in trained]
         self._private = [tensor_at(arena, private_at + slot.start, slot.spec) for slot in trained]
         self._shared = [tensor_at(shared, slot.start, slot.spec) for slot in trained]
         self._constants = [(parameters[s.index], tensor_at(shared, s.start, s.spec)) for s in layout.slots if s.spec.group < 0]
-        self._flat = (arena[private_at : private_at + layout.trainable_bytes], shared[: layout.trainable_bytes])
         self._in_place: bool | None = None
         self._watch = Watch(self._trained, [slot.spec.name for slot in trained])
         self._gradients = Gradients(layout, parameters, arena)
@@ -50,14 +49,9 @@ class Replica:
         self.max_norm = 0.0
 
     @property
-    def gradient_bytes(self) -> int:
-        """What one push publishes."""
-        return self._layout.trainable_bytes
-
-    @property
     def parameter_bytes(self) -> int:
         """What one pull of every shard copies."""
-        return self._layout.trainable_bytes
+        return self._trainable_bytes
 
     # --- start and end ------------------------------------------------------------------------------------
 
@@ -96,11 +90,6 @@ class Replica:
             parameter.data = view
         self._in_place = in_place
         self._watch.settle()
-
-    def copy_private(self) -> None:
-        """Fill the private copy from the shards' memory, which must not be written meanwhile."""
-        private, shared = self._flat
-        private.copy_(shared)
 
     def check_untouched(self) -> None:
         """Raise UsageError when the script wrote a parameter.
