@@ -52,6 +52,7 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
 class ModelSpec(msgspec.Struct, frozen=True, array_like=True):
     """What is trained: parameters in the optimizer's order, then those without one; buffers; the optimizer.
 
+    `optimizer` is the class as `module:qualname`. `elementwise`: it treats every element alone.
     `groups` is the msgpack of a list with one map of settings per param group (lr, momentum, fused, ...).
     `arguments` is the msgpack of the optimizer's constructor defaults. `scales_gradients` is true for optimizers
     that feel the length of a gradient (SGD): they take weights as they are and the linear learning rate rule.
@@ -104,9 +105,9 @@ class Drawn(Message, frozen=True):
     """The batch list of an epoch, drawn by the worker that was asked: samples per entry, and owners.
 
     `owners` is empty with leases `exact`; with `static` it names the worker of each entry. `updates` is the
-    number of sync updates of the epoch. `cut` is the number of samples that a lease cuts off the list of
-    samples (`--batch global`), 0 when entries are whole batches. `repeated` of the samples stand in the list
-    twice (padding of a fixed split). The indices are an attachment.
+    number of sync updates of the epoch. `cut` > 0 (`--batch global`): there is one list of samples, of which each
+    stretch of `cut` is split among the live workers; 0 when entries are whole batches. `repeated` of the samples
+    are in the list twice (padding of a fixed split). The indices are an attachment.
     """
 
     epoch: int
@@ -266,7 +267,7 @@ class Start(Message, frozen=True):
     worker is at rest until its loader begins again. `in_place`: the shards' memory may be read as it is.
     `leased`/`cuts` are new entries as in Grant, `recalled` entries that were taken back unstarted. `refused`
     tells why the last step's gradient was refused, empty when it was not. `clock` is the run's sample clock in
-    sync updates. `pace` is there when it changed; `lr_factor` is for showing only.
+    sync updates. `pace` is there when it changed. `stop`: the script is to end its loops.
     """
 
     step: int
@@ -467,6 +468,9 @@ class State(Message, frozen=True):
     version: int
 
 
+# --- worker, server -> coordinator, supervisor; coordinator -> supervisor -------------------------------
+
+
 class Failed(Message, frozen=True):
     """A process cannot go on: what ended it, for the one who tells the user. `text` may be a traceback."""
 
@@ -479,7 +483,10 @@ class Failed(Message, frozen=True):
 
 
 class Progress(Message, frozen=True):
-    """The run at a glance, some times a second; the fields of `roles.coordinator.Status`."""
+    """The run at a glance, some times a second. `epoch_samples` is 0 when unknown.
+
+    `waiting_for` are the workers that others wait for; `begun`: the first gathering is over.
+    """
 
     pace: str
     version: int

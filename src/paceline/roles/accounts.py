@@ -24,22 +24,6 @@ class Ledgers(NamedTuple):
     undone: int = 0
 
 
-class Status(NamedTuple):
-    """The run at a glance, for the progress line. `epoch_samples` is 0 when unknown."""
-
-    pace: str
-    version: int
-    samples: int
-    epoch: int
-    epoch_folded: int
-    epoch_samples: int
-    loss: float | None
-    staleness: float
-    num_workers: int
-    waiting_for: tuple[int, ...]
-    begun: bool
-
-
 class Accounts:
     """Everything that `summary.json` reports and the progress line shows."""
 

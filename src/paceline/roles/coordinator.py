@@ -33,6 +33,7 @@ from paceline.messages import (
     Message,
     NotFinite,
     PartNorm,
+    Progress,
     Ready,
     Restate,
     Seeded,
@@ -43,7 +44,6 @@ from paceline.messages import (
     StopRun,
 )
 from paceline.pace import Pace, check_pace
-from paceline.roles.accounts import Status
 from paceline.roles.effects import Effect, JobSettings, Metrics
 from paceline.roles.enrolment import Enrolment, Forming
 from paceline.roles.epochs import Epochs, Stage
@@ -276,10 +276,10 @@ class Coordinator:
 
     # --- what is shown ------------------------------------------------------------------------------------
 
-    def status(self) -> Status:
+    def status(self) -> Progress:
         """The run at a glance."""
         job, epochs = self.job, self.epochs
-        return Status(
+        return Progress(
             job.pace.name,
             job.version,
             job.accounts.samples,

@@ -27,7 +27,6 @@ from paceline.messages import (
     Load,
     Message,
     Plan,
-    Progress,
     Remark,
     Restate,
     Seeded,
@@ -69,13 +68,12 @@ class Keeper:
 
     def keep(self, message: Message, attachments: tuple[int, ...]) -> None:
         """Take over the attachments of a message that arrived."""
-        kept, *rest = attachments
+        unneeded = list(attachments)
         if isinstance(message, Drawn | Seeded | Load):
-            kept, old = self._kept.get(type(message), -1), kept
-            self._kept[type(message)] = old
-        for fd in (kept, *rest):
-            if fd >= 0:
-                os.close(fd)
+            former, self._kept[type(message)] = self._kept.get(type(message)), unneeded.pop(0)
+            unneeded += [] if former is None else [former]
+        for fd in unneeded:
+            os.close(fd)
 
     def attach(self, send: Send, role: Coordinator) -> Send:
         """The message with the attachments that belong to it."""
@@ -136,7 +134,7 @@ class CoordinatorProcess:
         self._record.flush_if_due(now_s)
         if now_s >= self._progress_due_s:
             self._progress_due_s = now_s + PROGRESS_S
-            self._tell(Progress(*self._role.status()))
+            self._tell(self._role.status())
 
     # --- what comes in ------------------------------------------------------------------------------------
 
@@ -212,7 +210,7 @@ class CoordinatorProcess:
         """Tell those that have not heard of the end from the role: of a good one nobody has, of a bad one who is no member."""
         told = {SUPERVISOR}
         if end.code:
-            told |= {*self._role.job.servers, *(Address("worker", worker) for worker in self._role.job.members.workers)}
+            told |= {*self._role.job.all_servers, *(Address("worker", worker) for worker in self._role.job.members.workers)}
         for peer in set(self._port.peers) - told:
             with suppress(PeerLostError):
                 self._port.send(peer, Halt(end.code, end.sentence))
