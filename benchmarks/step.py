@@ -19,7 +19,11 @@ from pathlib import Path
 from statistics import median
 
 HERE = Path(__file__).parent
-MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 33)}
+MALLOC = {
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 32),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 32),
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+}
 TIMEOUT_S = 240.0
 
 TARGETS = (
@@ -73,7 +77,7 @@ def run_paceline(script: str, arguments: list[str], num_workers: int, pace: str)
     """The same under `paceline run`."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"
-        command = [sys.executable, "-m", "paceline", "run", "--workers", str(num_workers), "--servers", "2", "--pace", pace]
+        command = [sys.executable, "-m", "paceline", "run", "--workers", str(num_workers), "--pace", pace]
         command += ["--out", str(Path(folder) / "run"), str(HERE / "peers" / script), *arguments]
         done = subprocess.run(command, env=environment(BENCH_OUT=str(out)), capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
         if done.returncode:

@@ -100,6 +100,8 @@ def environment_of(role: str, token: str, brief_fd: int, environ: Mapping[str, s
     """A child's environment: the caller's, one thread unless said otherwise, and malloc that keeps what is freed."""
     environment = {**environ, TOKEN_VARIABLE: token, BRIEF_VARIABLE: str(brief_fd)}
     environment.setdefault("OMP_NUM_THREADS", "1")
+    # glibc then asks for huge pages: fewer address look-ups in every pass over gradients and optimizer state
+    environment.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
     if role == "worker":
         # gradients are freed and allocated in every step: given back to the kernel, their pages cost more than the step's adds
         environment.setdefault("MALLOC_MMAP_THRESHOLD_", str(1 << 32))
