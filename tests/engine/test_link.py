@@ -36,7 +36,7 @@ class Peers:
 
 @pytest.fixture
 def peers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Peers]:
-    monkeypatch.setattr(link_module, "LEAST_PATIENCE_S", 0.01)
+    monkeypatch.setattr(link_module, "LEAST_WAIT_S", 0.01)
     monkeypatch.setattr(link_module, "REASON_S", 0.05)
     peers = Peers()
     yield peers

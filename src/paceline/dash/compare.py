@@ -86,7 +86,6 @@ def _figures(digests: Sequence[Digest], names: Sequence[str]) -> Markup:
 
 
 def _row(digest: Digest, name: str, finals: Sequence[str], first_s: float) -> list[Content]:
-    total = sum(digest.stalenesses.values())
     return [
         name,
         *(decimal(digest.final[metric]) if metric in digest.final else "" for metric in finals),
@@ -94,7 +93,7 @@ def _row(digest: Digest, name: str, finals: Sequence[str], first_s: float) -> li
         f"{digest.wall_s / first_s:.2f}" if first_s else "",
         decimal(digest.samples_per_s),
         count(digest.updates),
-        decimal(sum(tau * times for tau, times in digest.stalenesses.items()) / total, 3) if total else "",
+        "" if digest.mean_staleness is None else decimal(digest.mean_staleness, 3),
         count(sum(one.workers.total() for one in digest.refusals)),
         "none recorded" if digest.exit is None else str(digest.exit),
     ]

@@ -89,6 +89,12 @@ class Digest(msgspec.Struct, kw_only=True):
         """Over the whole wall time; 0 when there was none."""
         return self.samples / self.wall_s if self.wall_s > 0 else 0.0
 
+    @property
+    def mean_staleness(self) -> float | None:
+        """Over all folded gradients; None when there was none."""
+        total = sum(self.stalenesses.values())
+        return sum(tau * times for tau, times in self.stalenesses.items()) / total if total else None
+
 
 def read_digest(run_dir: Path) -> Digest:
     """The digest of a run, finished or not. Raises ConfigError when `run_dir` is no run."""

@@ -134,10 +134,9 @@ def _times(digest: Digest) -> tuple[Markup, ...]:
 
 
 def _staleness(digest: Digest) -> tuple[Markup, ...]:
-    total = sum(digest.stalenesses.values())
-    if not total:
+    mean, total = digest.mean_staleness, sum(digest.stalenesses.values())
+    if mean is None:
         return (tag("p", "No gradient was applied.", class_="empty"),)
-    mean = sum(tau * times for tau, times in digest.stalenesses.items()) / total
     shown = [
         ("mean", decimal(mean, 3)),
         *((name, decimal(digest.staleness[name])) for name in ("p50", "p99", "max") if name in digest.staleness),

@@ -23,7 +23,8 @@ from paceline.transport import memory
 
 T = TypeVar("T")
 
-LEAST_PATIENCE_S = 30.0
+LEAST_WAIT_S = 30.0
+"""The coordinator judges who is late; the others wait at least so long for it, however short `--patience` is."""
 COORDINATOR_PATIENCES = 12
 """The coordinator judges who is late, so a worker waits longer for it than it waits for anybody."""
 REASON_S = 2.0
@@ -58,7 +59,7 @@ class Link:
         self.resolved = resolved
         self.joined = False
         self._port = port
-        self._patience_s = max(resolved.settings.patience_s, LEAST_PATIENCE_S)
+        self._patience_s = max(resolved.settings.patience_s, LEAST_WAIT_S)
         self._owing: set[Address] = set()
 
     # --- conversations ------------------------------------------------------------------------------------

@@ -88,7 +88,7 @@ class Screen:
         except OSError:
             self._out.quiet = True
 
-    def settle(self) -> None:
+    def clear(self) -> None:
         """Take the redrawn line away."""
         if self._live is not None:
             self._live.stop()

@@ -14,6 +14,7 @@ from pathlib import Path
 from time import monotonic
 
 from paceline.config import Resolved
+from paceline.engine.link import LEAST_WAIT_S
 from paceline.engine.local.blame import DIED, LATE, LEFT_ALONE, REPORTED, SIGNALLED, UNEXPLAINED, Failure, cause_of, failure_of
 from paceline.engine.local.console import Screen
 from paceline.engine.local.family import Child, Family, signal_name
@@ -29,7 +30,6 @@ GRACE_S = 2.0
 """How long a process may take to end by itself once the run is over for it; then TERM, as long again, then KILL."""
 FAREWELL_S = 10.0
 """How long workers may take for what their scripts do at exit, after a run that went well."""
-LEAST_PATIENCE_S = 30.0
 _SIGNALS = {signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTERM: ExitCode.TERMINATED, signal.SIGHUP: ExitCode.TERMINATED}
 
 
@@ -44,7 +44,7 @@ class Supervisor:
         self._resolved = resolved
         self._write_report = write_report
         self._run_dir = Path(resolved.settings.out)
-        self._patience_s = max(resolved.settings.patience_s, LEAST_PATIENCE_S)
+        self._patience_s = max(resolved.settings.patience_s, LEAST_WAIT_S)
         self._port = SocketPort(SUPERVISOR)
         self._family = Family(resolved, self._port)
         self._screen = Screen(resolved.settings.workers)
@@ -72,7 +72,7 @@ class Supervisor:
                 self._family.kill()
                 self._port.close(flush_s=0.0)
                 self._selector.close()
-                self._screen.settle()
+                self._screen.clear()
             code = self._close()
         self._family.close()
         return code
@@ -114,7 +114,7 @@ class Supervisor:
                 self._screen.line(prefix + line)
 
     def _is_shown(self, child: Child) -> bool:
-        """The lowest worker that runs is on the console; of the others only what no correct one says."""
+        """Of the workers the lowest that runs; servers and coordinator always, as they print only what has gone wrong."""
         if child.who.role != "worker":
             return True
         lowest = next((worker for worker in self._family.workers() if worker.runs or not worker.output.ended), None)
@@ -191,17 +191,12 @@ class Supervisor:
                 self._coordinator_ended(child, status, ending)
             case "server":
                 if status and not ending:
-                    self._fail(
-                        Failure(
-                            DIED,
-                            ExitCode.PEER_LOST,
-                            f"{child} {_died(status)}: its shard of the parameters is gone with it, so the run ends",
-                        )
-                    )
+                    self._lost(f"{child} {_died(status)}: its shard of the parameters is gone with it, so the run ends")
             case _:
                 self._worker_ended(child, status, ending)
 
     def _lost(self, sentence: str) -> None:
+        """The run cannot do without the process that has died."""
         self._fail(Failure(DIED, ExitCode.PEER_LOST, sentence))
 
     def _coordinator_ended(self, child: Child, status: int, ending: bool) -> None:
