@@ -20,7 +20,7 @@ from rich.table import Table
 
 from paceline.config import Resolved, explain, resolve
 from paceline.errors import ConfigError, ExitCode, PacelineError
-from paceline.pace import pace_names
+from paceline.pace import KEYS, pace_names
 
 _Script = Annotated[str | None, Parameter(help="The Python file that each worker runs.", show_default=False)]
 _Args = Annotated[str, Parameter(help="The script's own arguments, passed on untouched.", show_default=False)]
@@ -73,7 +73,7 @@ class Options:
 def _epilogue() -> str:
     width = max(len(shown) for shown, _ in pace_names())
     lines = [f"  {shown:<{width}}  {meaning}" for shown, meaning in pace_names()]
-    keys = ["Keys may follow, as in ksync:3,grace_s=0.05:", "  max_lead, max_staleness, grace_s, weighting, lr_rule"]
+    keys = ["Keys may follow, as in ksync:3,grace_s=0.05:", "  " + ", ".join(KEYS)]
     return "\n".join(["Paces:", *lines, *keys])
 
 

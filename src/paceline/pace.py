@@ -161,7 +161,8 @@ _NAMES: dict[str, tuple[Callable[..., Pace], tuple[str, ...], str]] = {
 
 _WEIGHTINGS: dict[str, WeightingRule] = {"none": "none", "inverse": "inverse", "polynomial": "polynomial"}
 _LR_RULES: dict[str, LrRule] = {"linear": "linear", "sqrt": "sqrt", "none": "none"}
-_KEYS = ("max_lead", "max_staleness", "grace_s", "weighting", "lr_rule")
+KEYS = ("max_lead", "max_staleness", "grace_s", "weighting", "lr_rule")
+"""What may follow a pace's name as KEY=VALUE."""
 
 
 def pace_names() -> list[tuple[str, str]]:
@@ -198,7 +199,7 @@ def _with_key(pace: Pace, key: str, text: str) -> Pace:
         case "lr_rule":
             return msgspec.structs.replace(pace, lr_rule=_lr_rule(pace.name, text))
         case _:
-            raise ConfigError(f"pace {pace.name!r}: {key!r} is not a key, allowed: {', '.join(_KEYS)}")
+            raise ConfigError(f"pace {pace.name!r}: {key!r} is not a key, allowed: {', '.join(KEYS)}")
 
 
 def parse_pace(text: str) -> Pace:
@@ -224,7 +225,7 @@ def parse_pace(text: str) -> Pace:
     for pair in pairs:
         key, equals, value = (part.strip() for part in pair.partition("="))
         if not equals:
-            raise ConfigError(f"pace {text!r}: {pair!r} is not KEY=VALUE, allowed keys: {', '.join(_KEYS)}")
+            raise ConfigError(f"pace {text!r}: {pair!r} is not KEY=VALUE, allowed keys: {', '.join(KEYS)}")
         if key in seen:
             raise ConfigError(f"pace {text!r}: {key} is given twice, once is allowed")
         seen.add(key)

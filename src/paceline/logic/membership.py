@@ -28,6 +28,8 @@ JOINING, RESTING, COMPUTING, ASKING, WAITING = Phase
 class Worker:
     """One member. `counted` since its first start; `holds` while it holds samples, a pending gradient included.
 
+    `is_open`: it is in an epoch whose samples nobody counts, so there is always more to start on. `left_epoch`: it has
+    left its loop. `since_s` is since when it computes or waits. `told_pace` counts the paces up to the one it knows.
     `first_epoch` is the epoch that it begins with, -1 for those of the first gathering; `epoch` the last one entered.
     `started` are the entries of the step that it computes, `recalled` those taken back that it was not told of.
     """

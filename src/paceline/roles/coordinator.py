@@ -268,7 +268,7 @@ class Coordinator:
         if self._finishing_s is None or len(self._finished) < len(self.job.all_servers):
             return
         if self.epochs.stage is Stage.OPEN:
-            self.epochs.settle()
+            self.epochs.book()
         if self.job.accounts.samples == 0:
             self.job.end(1, "the run ended without a single update: no sample was folded")
         else:

@@ -77,13 +77,17 @@ class Epochs:
         elif self.stage is Stage.DRAWING:
             self._plan_queue.append(worker)
         elif self.leases.ledger is None:
-            self.job.end(1, f"worker {worker.id} has a loader whose samples are counted, the others have not")
+            self.job.end(
+                1, f"the samples of worker {worker.id}'s loader are counted, those of the others' are not; all must prepare the same kind"
+            )
         else:
             self.job.tell(worker, Plan(self.index, self._updates))
 
     def _enter_uncounted(self, worker: Worker) -> None:
         if self.leases.ledger is not None or self.stage is Stage.DRAWING:
-            self.job.end(1, f"worker {worker.id} has a loader whose samples are not counted, the others have")
+            self.job.end(
+                1, f"the samples of worker {worker.id}'s loader are not counted, those of the others' are; all must prepare the same kind"
+            )
             return
         if self.stage is Stage.NEW:
             self.stage = Stage.OPEN
@@ -168,7 +172,7 @@ class Epochs:
                 ledger.close()
         self.stage = Stage.OVER
         self._over = EpochOver(self.index, self.job.version, bool(self.job.stopping))
-        self.settle()
+        self.book()
         self.clock = max(self.clock, self._clock_base + self._updates)
         self.leases.dismiss(self._over)
 
@@ -176,7 +180,7 @@ class Epochs:
         members = self.job.members.attached()
         return bool(members) and all(worker.left_epoch for worker in members)
 
-    def settle(self) -> None:
+    def book(self) -> None:
         """Book what became of the epoch's samples."""
         ledger = self.leases.ledger
         if ledger is None:

@@ -14,6 +14,7 @@ class Job:
     """The state that more than one part reads.
 
     `outbox` holds the effects of the event in hand, which came at `now_s`; `heard_s` is when a message came last.
+    `servers` hold a shard each, the rest of `all_servers` none. `stopping` is why the run is to end early, empty while not.
     """
 
     def __init__(self, settings: JobSettings, now_s: float) -> None:

@@ -38,7 +38,7 @@ class Gradient(NamedTuple):
     touched: bool
 
 
-class Meter:
+class SquareMeter:
     """Writes sums of squares in float32; bfloat16 goes through one scratch piece, allocated once."""
 
     def __init__(self) -> None:
@@ -53,14 +53,16 @@ class Meter:
         torch.dot(piece, piece, out=into)
 
 
-class Slot:
+class ParameterGradient:
     """The gradient of one parameter: its place in both buffers, and what is known about the current one.
 
     `measured` is the version of the current view whose squares are known, `arrived_at` the one that the last
     hook left. `foreign` is a tensor of the script's own that was found in `.grad`: if it is kept there, it stays.
     """
 
-    def __init__(self, index: int, name: str, parameter: Tensor, views: tuple[Tensor, Tensor], *, squares: Tensor, meter: Meter) -> None:
+    def __init__(
+        self, index: int, name: str, parameter: Tensor, views: tuple[Tensor, Tensor], *, squares: Tensor, meter: SquareMeter
+    ) -> None:
         self.index = index
         self.name = name
         self.parameter = parameter
@@ -194,12 +196,13 @@ class Gradients:
         self._squares = torch.zeros(sum(counts))
         self._probe = torch.zeros(())
         self._num_parameters = len(parameters)
-        self._slots: list[Slot] = []
-        meter = Meter()
+        self._slots: list[ParameterGradient] = []
+        meter = SquareMeter()
         for slot, count, stop in zip(trained, counts, accumulate(counts), strict=True):
             first, second = (tensor_at(arena, start + slot.start, slot.spec) for start in starts)
             squares = self._squares[stop - count : stop]
-            self._slots.append(Slot(slot.index, slot.spec.name, parameters[slot.index], (first, second), squares=squares, meter=meter))
+            parameter = parameters[slot.index]
+            self._slots.append(ParameterGradient(slot.index, slot.spec.name, parameter, (first, second), squares=squares, meter=meter))
 
     def watch(self) -> None:
         """Hook every parameter that takes gradients."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from paceline.logic.partition import ITEM_BYTES
 from paceline.messages import TensorSpec
+from paceline.tensors.memory import DTYPES
 
 
 def tensor_at(memory: Tensor, start: int, spec: TensorSpec) -> Tensor:
@@ -20,6 +21,5 @@ def tensor_at(memory: Tensor, start: int, spec: TensorSpec) -> Tensor:
     first = memory.storage_offset() + start
     size = prod(spec.shape) * ITEM_BYTES[spec.dtype]
     storage = memory.untyped_storage()[first : first + size]
-    dtype: torch.dtype = getattr(torch, spec.dtype)
     strides = torch.empty(spec.shape, device="meta").stride()
-    return torch.empty(0, dtype=dtype).set_(storage, 0, spec.shape, strides)
+    return torch.empty(0, dtype=DTYPES[spec.dtype]).set_(storage, 0, spec.shape, strides)
