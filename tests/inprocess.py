@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -62,7 +61,7 @@ class Job:
         self.metrics: list[Metrics] = []
         self.warnings: list[str] = []
         self.ended: End | None = None
-        self.link = Link(Port(self, Address("worker", 0)), Member(0, 0, num_workers, num_servers, Path()), self.resolved)
+        self.link = Link(Port(self, Address("worker", 0)), Member(0, 0, num_workers, num_servers), self.resolved)
         self._keeper = Keeper()
         self._ports = {Address("worker", 0): self.link._port}
         self._servers = [Server(number, self._build) for number in range(num_servers)]

@@ -78,7 +78,7 @@ def play_by(draw: random.Random) -> World:
     """Play the world that `draw` chooses."""
     num_workers = draw.randint(1, 5)
     habits, pace = random_habits(draw, num_workers), random_pace(draw, num_workers)
-    settings = JobSettings(num_workers, draw.randint(1, 3), pace, leases="static" if habits.data.static else "exact", patience_s=PATIENCE_S)
+    settings = JobSettings(num_workers, draw.randint(1, 3), pace, patience_s=PATIENCE_S)
     referee = Referee()
     world = World(settings, draw, lambda process: Trainee(process, habits).main(), observer=referee)
     referee.world = world

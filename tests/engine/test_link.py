@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -27,7 +26,7 @@ class Peers:
         exchange = Exchange()
         self.coordinator, self.server = exchange.port(COORDINATOR), exchange.port(SERVER)
         resolved = resolve(cores=2, stamp="now", command_line={"workers": 2, "servers": 1})
-        self.link = Link(exchange.port(WORKER), Member(1, 0, 2, 1, Path("run")), resolved)
+        self.link = Link(exchange.port(WORKER), Member(1, 0, 2, 1), resolved)
 
     def close(self) -> None:
         for port in (self.coordinator, self.server, self.link):

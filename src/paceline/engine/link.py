@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import mmap
 import os
-from pathlib import Path
 from time import monotonic
 from typing import NamedTuple, TypeVar
 
@@ -45,7 +44,6 @@ class Member(NamedTuple):
     incarnation: int
     num_workers: int
     num_servers: int
-    run_dir: Path
 
 
 class Link:

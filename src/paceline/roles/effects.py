@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from paceline.messages import Address, Message
 from paceline.pace import LrRule, Pace
@@ -60,7 +60,5 @@ class JobSettings(NamedTuple):
     pace: Pace
     pace_is_open: bool = False
     servers_are_open: bool = False
-    leases: Literal["exact", "static"] = "exact"
-    batch: Literal["per-worker", "global"] = "per-worker"
     lr_rule: LrRule | None = None
     patience_s: float = 60.0

@@ -52,8 +52,6 @@ def job_settings(resolved: Resolved) -> JobSettings:
         pace=settings.pace,
         pace_is_open=resolved.pace_is_open,
         servers_are_open=resolved.origins["servers"] == DEFAULT,
-        leases=settings.leases,
-        batch=settings.batch,
         lr_rule=settings.lr_rule,
         patience_s=settings.patience_s,
     )

@@ -20,7 +20,7 @@ def connect(brief: Brief, port: SocketPort) -> None:
     settings = brief.resolved.settings
     for peer in (COORDINATOR, *(Address("server", shard) for shard in range(settings.servers))):
         port.connect(peer, name_of(brief.token, peer))
-    member = Member(brief.id, brief.incarnation, settings.workers, settings.servers, Path(settings.out))
+    member = Member(brief.id, brief.incarnation, settings.workers, settings.servers)
     install(Link(port, member, brief.resolved))
 
 
