@@ -31,7 +31,7 @@ def test_both_readmes_have_the_same_structure_commands_and_tables() -> None:
     assert levels[0] == levels[1]
     assert fences(ENGLISH) == fences(CHINESE)
     assert first_cells(ENGLISH) == first_cells(CHINESE)
-    assert [text.count("\n|") for text in (ENGLISH,)] == [text.count("\n|") for text in (CHINESE,)]
+    assert ENGLISH.count("\n|") == CHINESE.count("\n|")
     links = [re.findall(r"\]\(([^)]+)\)", text) for text in (ENGLISH, CHINESE)]
     assert links[0] == links[1]
 

@@ -1,8 +1,9 @@
-"""The `watch` fixture: runs of the local engine that must leave nothing behind."""
+"""Runs of the local engine that must leave nothing behind, and a disk that is soon full."""
 
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -27,3 +28,14 @@ def watch(tmp_path: Path) -> Iterator[Callable[..., Watched]]:
     for run in runs:
         run.close()
     assert set(os.listdir("/dev/shm")) <= before
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 320 KiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=320k", "none", str(folder)], check=False).returncode:
+        pytest.skip("mounting a small disk is not allowed here")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -141,17 +139,6 @@ def test_a_stopped_worker_is_named_when_the_patience_is_over(watch: Watch) -> No
     run.kill("worker_main worker 1", signal.SIGSTOP)
     assert run.code(40) == 5
     assert "worker 1" in run.printed()
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 320 KiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=320k", "none", str(folder)], check=False).returncode:
-        pytest.skip("mounting a small disk is not allowed here")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 def test_a_disk_that_fills_up_under_the_events_ends_the_run(watch: Watch, small_disk: Path) -> None:
