@@ -75,11 +75,11 @@ def outcome(pace: str, out: Path) -> Outcome:
     )
 
 
-def table(outcomes: list[Outcome]) -> Table:
+def table(title: str, outcomes: list[Outcome]) -> Table:
     """The outcomes side by side: times relative to the first, the best accuracy, the mean staleness, the time spent waiting."""
-    shown = Table(title="MNIST digits, one slow worker", title_justify="left")
+    shown = Table(title=title, title_justify="left")
     shown.add_column("pace")
-    for column in ("wall time", "relative", "samples/s", "accuracy", "staleness", "waiting"):
+    for column in ("wall time", "relative", "samples/s", "best accuracy", "staleness", "waiting"):
         shown.add_column(column, justify="right")
     for one in outcomes:
         shown.add_row(
@@ -112,8 +112,8 @@ def main() -> None:
         console.rule(f"{pace}: {args.workers} workers, {told}", align="left")
         train(pace, out, args)
     console.print()
-    console.print(table([outcome(pace, out) for pace, out in runs.items()]))
     title = f"MNIST digits on {args.workers} workers, {told}"
+    console.print(table(title, [outcome(pace, out) for pace, out in runs.items()]))
     comparison = compare_page(list(runs.values()), args.out / "compare.html", title)
     for name, page in [("comparison", comparison), *((f"report of {pace}", out / "report.html") for pace, out in runs.items())]:
         console.print(f"{name}: {page}", highlight=False, soft_wrap=True)
