@@ -30,6 +30,7 @@ format: $(READY)
 	$(PY) -m ruff check --fix
 
 bench: $(READY)
+	$(PY) benchmarks/coordinator.py
 	$(PY) benchmarks/step.py
 
 clean:

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from launch import SCRIPTS, events, paceline_run, paceline_start, wait_for_updates
 
-PACES = ["sync", "async,weighting=none", "ssp:2", "ksync:2", "backup:1", "kbatchsync:2", "kasync:2", "kbatchasync:2"]
+PACES = ["sync", "softsync:1,weighting=none", "async,weighting=none", "ssp:2", "ksync:2", "backup:1", "kbatchsync:2", "kasync:2", "kbatchasync:2"]
 SAMPLES, EPOCHS, BATCH, WORKERS = 90, 2, 3, 3
 
 
