@@ -79,6 +79,7 @@ def test_a_syntax_error_is_shown_where_it_is(watch: Watch) -> None:
     assert run.code() == 1
     assert "x = = 1" in run.printed()
     assert "raised SyntaxError: invalid syntax" in run.printed()
+    assert "worker_main.py" not in run.printed()
 
 
 def test_a_script_that_ends_its_process_hard_is_a_failure(watch: Watch) -> None:

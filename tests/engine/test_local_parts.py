@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import msgspec
@@ -17,6 +18,7 @@ from paceline.engine.local.final import write_final
 from paceline.engine.local.output import Output
 from paceline.engine.local.results import result_lines
 from paceline.engine.local.run_dir import settle_summary
+from paceline.engine.local.worker_main import run_script
 from paceline.errors import ConfigError, UsageError, WriteError
 from paceline.logic.partition import layout_of, parameter_arena_bytes
 from paceline.messages import Address, Failed, ModelSpec, Progress, TensorSpec
@@ -126,6 +128,20 @@ def test_a_traceback_is_the_scripts_alone(tmp_path: Path) -> None:
     assert failed.sentence.startswith(f"worker 2: {path} raised RuntimeError: ")
     assert "During handling of the above exception" in failed.text
     assert "1 / 0" in failed.text
+
+
+def test_a_syntax_error_is_shown_without_the_frames_of_who_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", [])
+    monkeypatch.setattr("sys.path", [*sys.path])
+    path = tmp_path / "train.py"
+    path.write_text("x = = 1\n")
+    with pytest.raises(SyntaxError) as raised:
+        run_script(str(path), ())
+    failed = failed_of(raised.value, WORKER, str(path))
+    assert failed.sentence == f"worker 2: {path} raised SyntaxError: invalid syntax"
+    assert "x = = 1" in failed.text
+    assert "worker_main.py" not in failed.text
+    assert "runpy" not in failed.text
 
 
 def test_a_mistake_of_the_user_is_a_sentence_with_the_line_of_the_script(tmp_path: Path) -> None:

@@ -41,7 +41,9 @@ def _trim(shown: traceback.TracebackException) -> None:
     frames = list(shown.stack)
     first = next((index for index, frame in enumerate(frames) if not _is_ours(frame)), 0)
     kept = frames[first:]
-    if kept and not _is_ours(kept[-1]):
+    # Python raises a SyntaxError in whoever compiles the file, and itself shows the line that is meant
+    is_syntax = shown.exc_type is not None and issubclass(shown.exc_type, SyntaxError)
+    if kept and (is_syntax or not _is_ours(kept[-1])):
         kept = [frame for frame in kept if not _is_ours(frame)]
     shown.stack = traceback.StackSummary.from_list(kept)
     for earlier in (shown.__cause__, shown.__context__):
