@@ -14,7 +14,7 @@ demo: $(READY)
 	$(PY) examples/demo.py
 
 test: $(READY)
-	$(PY) -m pytest -n 2 -m "not slow" $(TESTS)
+	$(PY) -m pytest -n 2 --dist worksteal -m "not slow" $(TESTS)
 
 test-slow: $(READY)
 	$(PY) -m pytest -m slow $(TESTS)
