@@ -111,7 +111,7 @@ def _resolved(options: Options, script: str, args: Sequence[str]) -> Resolved:
 def run(script: _Script = None, /, *args: _Args, options: Options = Options()) -> int:
     """Train with SCRIPT on the workers of this machine. What follows SCRIPT is the script's own.
 
-    Every setting can also be an environment variable (PACELINE_WORKERS=4) or a line of a --config file.
+    Every setting can also be an environment variable (PACELINE_WORKERS=4) or a line of a --config file, which beats it.
     """
     if script is None:
         raise ConfigError(f"run needs a script, as in {_USAGE}")
