@@ -87,6 +87,9 @@ class Pace(msgspec.Struct, frozen=True):
     weighting: Weighting = Weighting()
     lr_rule: LrRule | None = None
 
+    def __str__(self) -> str:
+        return self.name
+
     @property
     def reads_in_place(self) -> bool:
         """Whether workers may compute on the shards' own memory: true when no update is made while anyone computes."""

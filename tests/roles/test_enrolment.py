@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from desk import Desk
 from paceline.messages import Address, Hello, Welcome
 from paceline.pace import parse_pace
 from paceline.roles.coordinator import Coordinator
@@ -46,3 +47,13 @@ def test_a_small_model_is_not_cut_for_servers_that_nobody_asked_for() -> None:
             shards
         ]
         assert coordinator.summary()["shards"] == shards
+
+
+def test_a_run_that_is_cut_short_books_the_epoch_that_was_open() -> None:
+    desk = Desk("sync", 2, num_batches=10, samples=4)
+    desk.coordinator.job.end(130, "interrupted")
+    assert (
+        desk.coordinator.summary()["ledger"]
+        == desk.coordinator.summary()["ledger"]
+        == {"once": 0, "repeated": 0, "skipped": 40, "undone": 0}
+    )

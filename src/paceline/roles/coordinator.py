@@ -267,8 +267,6 @@ class Coordinator:
     def _end_if_finished(self) -> None:
         if self._finishing_s is None or len(self._finished) < len(self.job.all_servers):
             return
-        if self.epochs.stage is Stage.OPEN:
-            self.epochs.book()
         if self.job.accounts.samples == 0:
             self.job.end(1, "the run ended without a single update: no sample was folded")
         else:
@@ -296,6 +294,8 @@ class Coordinator:
     def summary(self) -> dict[str, object]:
         """What the coordinator knows of `summary.json`; times are on its own clock."""
         job, books = self.job, self.job.accounts
+        if job.ended:
+            self.epochs.book()
         return {
             "pace": job.pace.name,
             "workers": job.settings.num_workers,

@@ -44,7 +44,7 @@ class Epochs:
         self.leases.reset(self.index)
         self._clock_base = self.clock
         self._updates = self._repeated = self._per_update = 0
-        self._any_left = False
+        self._any_left = self._is_booked = False
         self._over: EpochOver | None = None
         self._plan_queue: list[Worker] = []
         self._next_queue: list[Worker] = []
@@ -181,7 +181,10 @@ class Epochs:
         return bool(members) and all(worker.left_epoch for worker in members)
 
     def book(self) -> None:
-        """Book what became of the epoch's samples."""
+        """Book what became of the epoch's samples, once; of one that is cut short, the rest is skipped."""
+        if self._is_booked or self.stage in (Stage.NEW, Stage.DRAWING):
+            return
+        self._is_booked = True
         ledger = self.leases.ledger
         if ledger is None:
             self.job.accounts.uncounted += self.folded

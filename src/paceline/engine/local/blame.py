@@ -42,7 +42,7 @@ def _trim(shown: traceback.TracebackException) -> None:
     first = next((index for index, frame in enumerate(frames) if not _is_ours(frame)), 0)
     kept = frames[first:]
     # Python raises a SyntaxError in whoever compiles the file, and itself shows the line that is meant
-    is_syntax = shown.exc_type is not None and issubclass(shown.exc_type, SyntaxError)
+    is_syntax = issubclass(shown.exc_type or Exception, SyntaxError)
     if kept and (is_syntax or not _is_ours(kept[-1])):
         kept = [frame for frame in kept if not _is_ours(frame)]
     shown.stack = traceback.StackSummary.from_list(kept)
