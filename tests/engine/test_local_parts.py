@@ -144,6 +144,17 @@ def test_a_syntax_error_is_shown_without_the_frames_of_who_compiles(tmp_path: Pa
     assert "runpy" not in failed.text
 
 
+def test_the_sentence_has_the_first_line_of_a_long_error(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    failed = failed_of(_error("raise KeyError('missing')", path, KeyError), WORKER, str(path))
+    assert failed.sentence == f"worker 2: {path} raised KeyError: 'missing'"
+    failed = failed_of(_error("raise RuntimeError('bad state:\\n  a.weight')", path, RuntimeError), WORKER, str(path))
+    assert failed.sentence == f"worker 2: {path} raised RuntimeError: bad state:"
+    assert "a.weight" in failed.text
+    failed = failed_of(_error("raise RuntimeError('x' * 100_000)", path, RuntimeError), WORKER, str(path))
+    assert len(failed.sentence) < 600
+
+
 def test_a_mistake_of_the_user_is_a_sentence_with_the_line_of_the_script(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     source = "from paceline.pace import parse_pace\nfrom paceline.logic.partition import layout_of\n\nparse_pace('sink')\n"

@@ -54,6 +54,13 @@ def in_training(watch: Watch, text: str, **options: object) -> Watched:
     return run
 
 
+def test_a_loop_that_is_left_open_at_the_end_prints_nothing(watch: Watch) -> None:
+    start, _, _ = script().partition("for epoch")
+    run = watch(start + "batches = iter(loader)\ndef step():\n    model(next(batches)[0]).sum().backward()\n    optimizer.step()\nstep()\n")
+    assert run.code() == 0
+    assert "Traceback" not in run.printed()
+
+
 @pytest.mark.parametrize("pace", ["sync", "async"])
 def test_a_run_to_its_end_leaves_everything_in_its_directory(watch: Watch, pace: str) -> None:
     run = watch(script(epochs=3, before_step="pass"), pace=pace, servers=2)

@@ -78,6 +78,19 @@ def test_when_the_patience_is_over_those_that_are_there_begin():
     assert messages(job.expire(8.0)) == [("worker 2", Welcome)]
 
 
+def test_a_worker_that_ends_well_without_joining_is_not_waited_for():
+    job = Coordinator(JobSettings(2, 1, parse_pace("sync"), patience_s=60.0))
+    job.handle(Address("worker", 1), Hello(1, 0, 1, "host", model_of()), 0.0)
+    assert messages(job.handle(Address("worker", 0), Bye(), 1.0)) == [("worker 1", Welcome)]
+    assert job.job.accounts.lost == []
+
+
+def test_a_worker_that_ends_well_before_the_others_join_is_not_waited_for():
+    job = Coordinator(JobSettings(2, 1, parse_pace("sync"), patience_s=60.0))
+    assert job.handle(Address("worker", 0), Bye(), 0.0) == []
+    assert messages(job.handle(Address("worker", 1), Hello(1, 0, 1, "host", model_of()), 1.0)) == [("worker 1", Welcome)]
+
+
 def test_nobody_ever_comes():
     job = Coordinator(JobSettings(3, 1, parse_pace("sync"), patience_s=8.0))
     assert job.expire(79.0) == []

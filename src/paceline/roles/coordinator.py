@@ -107,6 +107,8 @@ class Coordinator:
                 self._settle()
         elif isinstance(message, Hello):
             self._hello(worker, sender, message)
+        elif isinstance(message, Bye):
+            self.enrolment.absent(sender.id)
         return job.take_outbox()
 
     def _hello(self, known: Worker | None, sender: Address, hello: Hello) -> None:

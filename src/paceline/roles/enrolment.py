@@ -70,6 +70,12 @@ class Enrolment:
         else:
             self._form_if_all_there()
 
+    def absent(self, worker_id: int) -> None:
+        """A worker's script has ended well without a hello: the gathering does not wait for it."""
+        if self.forming is Forming.GATHERING:
+            self._missed.add(worker_id)
+            self._form_if_all_there()
+
     def _form_if_all_there(self) -> None:
         workers = self.job.members.workers
         if workers and len(workers) + len(self._missed) >= self.job.settings.num_workers:

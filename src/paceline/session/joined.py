@@ -188,8 +188,10 @@ class Joined(Run):
 
     def _remark(self) -> None:
         """What is only known at the end."""
-        if self._member().is_broken:
+        me = self._member()
+        if me.is_broken:
             return
+        me.is_broken = True  # loops that the script has left open are closed after this, when nobody listens
         if self._handicap.num_overrun:
             say(f"{self._handicap.num_overrun} steps took longer than --compute says, by {self._handicap.overrun_s:.3g} s in all")
         if isinstance(self._feed, Steps):

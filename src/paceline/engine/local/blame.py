@@ -11,6 +11,8 @@ from paceline.errors import ExitCode, PacelineError
 from paceline.messages import Address, Failed
 
 _OURS = str(Path(paceline.__file__).parent)
+MOST_CHARACTERS = 400
+"""Of an exception's own words in a sentence; the log has all of them."""
 
 
 def failed_of(error: BaseException, who: Address, script: str) -> Failed:
@@ -20,16 +22,36 @@ def failed_of(error: BaseException, who: Address, script: str) -> Failed:
     """
     shown = traceback.TracebackException.from_exception(error)
     if isinstance(error, PacelineError):
-        line = next((frame for frame in reversed(shown.stack) if not _is_ours(frame)), None)
+        theirs = [frame for frame in shown.stack if not _is_ours(frame)]
+        line = next((frame for frame in reversed(theirs) if not _is_installed(frame)), theirs[-1] if theirs else None)
         where = "" if line is None else f" ({_short(line.filename, script)}, line {line.lineno}: {line.line})"
         return Failed(error.exit_code, f"{who}: {error}{where}")
     _trim(shown)
-    last = "".join(shown.format_exception_only()).strip().splitlines()[-1]
-    return Failed(ExitCode.SCRIPT_FAILED, f"{who}: {script} raised {last}", "".join(shown.format()))
+    said = "".join(shown.format_exception_only()).strip().splitlines()
+    # a SyntaxError shows the place first; of others the first line has the kind, and notes may follow
+    line = shorten(said[-1] if _is_syntax(shown) else said[0], MOST_CHARACTERS)
+    return Failed(ExitCode.SCRIPT_FAILED, f"{who}: {script} raised {line}", "".join(shown.format()))
+
+
+def shorten(text: str, most: int) -> str:
+    """The text, cut off where it is longer than `most` characters.
+
+    >>> shorten("abcdefgh", 8), shorten("abcdefghi", 8)
+    ('abcdefgh', 'abcde...')
+    """
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def _is_syntax(shown: traceback.TracebackException) -> bool:
+    return issubclass(shown.exc_type or Exception, SyntaxError)
 
 
 def _is_ours(frame: traceback.FrameSummary) -> bool:
     return frame.filename.startswith((_OURS, "<frozen runpy>", "<frozen importlib"))
+
+
+def _is_installed(frame: traceback.FrameSummary) -> bool:
+    return "site-packages" in Path(frame.filename).parts
 
 
 def _short(filename: str, script: str) -> str:
@@ -42,8 +64,7 @@ def _trim(shown: traceback.TracebackException) -> None:
     first = next((index for index, frame in enumerate(frames) if not _is_ours(frame)), 0)
     kept = frames[first:]
     # Python raises a SyntaxError in whoever compiles the file, and itself shows the line that is meant
-    is_syntax = issubclass(shown.exc_type or Exception, SyntaxError)
-    if kept and (is_syntax or not _is_ours(kept[-1])):
+    if kept and (_is_syntax(shown) or not _is_ours(kept[-1])):
         kept = [frame for frame in kept if not _is_ours(frame)]
     shown.stack = traceback.StackSummary.from_list(kept)
     for earlier in (shown.__cause__, shown.__context__):

@@ -28,8 +28,11 @@ from paceline.transport.shm import SocketPort
 TICK_S = 0.2
 GRACE_S = 2.0
 """How long a process may take to end by itself once the run is over for it; then TERM, as long again, then KILL."""
+NUM_STAGES = 3
+"""TERM, KILL, the coordinator's KILL; all are to come while nobody was signalled."""
 FAREWELL_S = 10.0
 """How long workers may take for what their scripts do at exit, after a run that went well."""
+_OUR_ENDS = (-signal.SIGTERM, -signal.SIGKILL)
 _SIGNALS = {signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTERM: ExitCode.TERMINATED, signal.SIGHUP: ExitCode.TERMINATED}
 
 
@@ -185,7 +188,7 @@ class Supervisor:
         self._hear()
         self._selector.unregister(child.pidfd)
         status = child.reap()
-        ending = bool(self._failures)
+        ending = bool(self._failures) and not (status < 0 and self._may_be_the_cause())
         match child.who.role:
             case "coordinator":
                 self._coordinator_ended(child, status, ending)
@@ -194,6 +197,10 @@ class Supervisor:
                     self._lost(f"{child} {_died(status)}: its shard of the parameters is gone with it, so the run ends")
             case _:
                 self._worker_ended(child, status, ending)
+
+    def _may_be_the_cause(self) -> bool:
+        """Whether a killed process explains all that is known: others were heard of before it, and we have killed nobody."""
+        return all(failure.rank == LEFT_ALONE for failure in self._failures) and len(self._stages) == NUM_STAGES
 
     def _lost(self, sentence: str) -> None:
         """The run cannot do without the process that has died."""
@@ -215,6 +222,10 @@ class Supervisor:
             return
         if status > 0:
             self._fail(Failure(UNEXPLAINED, ExitCode.SCRIPT_FAILED, f"{child} ended with status {status}"))
+        elif self._family.children[COORDINATOR].status == 0:
+            # what was trained is written: no failure of the run
+            limit = f", as its threads or exit functions took more than {FAREWELL_S:g} s" if status in _OUR_ENDS else ""
+            self._screen.error(f"paceline: {child} {_died(status)} after the training had ended{limit}")
         elif any(worker.runs or worker.status == 0 for worker in workers):
             self._tell_coordinator(Gone(child.who.id, 0))
             self._screen.error(f"paceline: {child} {_died(status)} and has left, the others go on")
