@@ -163,6 +163,7 @@ def test_a_mistake_of_the_user_is_a_sentence_with_the_line_of_the_script(tmp_pat
     assert failed.sentence.startswith("worker 2: unknown pace 'sink'")
     assert failed.sentence.endswith(f"({path}, line 4: parse_pace('sink'))")
     assert failed_of(UsageError("nowhere"), WORKER, "train.py").sentence == "worker 2: nowhere"
+    assert failed_of(UsageError("worker 2 waited"), WORKER, "train.py").sentence == "worker 2 waited"
 
 
 def test_the_cause_is_not_what_followed_from_it() -> None:

@@ -25,7 +25,8 @@ def failed_of(error: BaseException, who: Address, script: str) -> Failed:
         theirs = [frame for frame in shown.stack if not _is_ours(frame)]
         line = next((frame for frame in reversed(theirs) if not _is_installed(frame)), theirs[-1] if theirs else None)
         where = "" if line is None else f" ({_short(line.filename, script)}, line {line.lineno}: {line.line})"
-        return Failed(error.exit_code, f"{who}: {error}{where}")
+        said = str(error) if str(error).startswith(f"{who} ") else f"{who}: {error}"
+        return Failed(error.exit_code, f"{said}{where}")
     _trim(shown)
     said = "".join(shown.format_exception_only()).strip().splitlines()
     # a SyntaxError shows the place first; of others the first line has the kind, and notes may follow
