@@ -63,12 +63,10 @@ class Enrolment:
         """A worker is gone that never said hello: the gathering does not wait for it."""
         if self.forming is not Forming.GATHERING:
             return
-        self._missed.add(worker_id)
         self.job.accounts.lost.append(worker_id)
+        self.absent(worker_id)
         if len(self._missed) >= self.job.settings.num_workers:
             self.job.end(4, f"worker {worker_id}, the last one, was lost before it joined: {reason}")
-        else:
-            self._form_if_all_there()
 
     def absent(self, worker_id: int) -> None:
         """A worker's script has ended well without a hello: the gathering does not wait for it."""

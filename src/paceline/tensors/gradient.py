@@ -19,9 +19,7 @@ from paceline.errors import UsageError
 from paceline.logic.partition import Layout, arena_map
 from paceline.tensors.storage import tensor_at
 from paceline.tensors.watch import version_of
-
-PIECE = 128 * 1024
-"""Elements that are copied and then measured while the cache still holds them."""
+from paceline.tensors.window import PIECE_ELEMENTS
 
 UNKNOWN = -1
 
@@ -45,10 +43,10 @@ class SquareMeter:
         self._scratch = torch.empty(0)
 
     def square(self, piece: Tensor, into: Tensor) -> None:
-        """The sum of squares of a flat `piece` of at most PIECE elements."""
+        """The sum of squares of a flat `piece` of at most PIECE_ELEMENTS elements."""
         if piece.dtype is not torch.float32:
             if not self._scratch.numel():
-                self._scratch = torch.empty(PIECE)
+                self._scratch = torch.empty(PIECE_ELEMENTS)
             piece = self._scratch[: piece.numel()].copy_(piece)
         torch.dot(piece, piece, out=into)
 
@@ -71,7 +69,7 @@ class ParameterGradient:
         self.current = 0
         self.view = views[0]
         self.measured = self.arrived_at = UNKNOWN
-        self._pieces = [view.view(-1).split(PIECE) for view in views]
+        self._pieces = [view.view(-1).split(PIECE_ELEMENTS) for view in views]
         self._cells = squares.unbind()
         self._meter = meter
         self._foreign: Tensor | None = None
@@ -161,7 +159,7 @@ class ParameterGradient:
     def _fill(self, source: Tensor) -> None:
         pieces = self._pieces[self.current]
         if len(pieces) > 1 and source.is_contiguous():
-            for piece, part, cell in zip(pieces, source.view(-1).split(PIECE), self._cells, strict=True):
+            for piece, part, cell in zip(pieces, source.view(-1).split(PIECE_ELEMENTS), self._cells, strict=True):
                 piece.copy_(part)
                 self._meter.square(piece, cell)
             self.measured = version_of(self.view)
@@ -192,7 +190,7 @@ class Gradients:
     def __init__(self, layout: Layout, parameters: Sequence[Tensor], arena: Tensor) -> None:
         starts = arena_map(layout).gradients
         trained = [slot for slot in layout.slots if slot.spec.group >= 0]
-        counts = [max(1, -(-slot.num_elements // PIECE)) for slot in trained]
+        counts = [max(1, -(-slot.num_elements // PIECE_ELEMENTS)) for slot in trained]
         self._squares = torch.zeros(sum(counts))
         self._probe = torch.zeros(())
         self._num_parameters = len(parameters)

@@ -20,6 +20,7 @@ from paceline.logic.partition import ITEM_BYTES, Layout, Run, Slot, runs_of
 from paceline.tensors.memory import typed
 
 PIECE_ELEMENTS = 1 << 17
+"""What is copied or summed in one pass and read again while the cache still holds it; workers and shards alike."""
 WINDOW_BYTES = 1 << 22
 
 

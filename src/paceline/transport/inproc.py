@@ -14,9 +14,7 @@ from time import monotonic
 from paceline.errors import PeerLostError
 from paceline.messages import Address, Message
 from paceline.ports import Delivery
-
-MAX_ATTACHMENTS = 4
-MAX_QUEUED = 4096
+from paceline.transport.connection import MAX_ATTACHMENTS, MAX_QUEUED
 
 
 class Exchange:

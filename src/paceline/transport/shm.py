@@ -258,12 +258,6 @@ class SocketPort:
         connection.drop_queue()
         connection.sock.close()
 
-    def disconnect(self, peer: Address) -> None:
-        """End the connection of `peer`, if there is one, without a delivery."""
-        connection = self._peers.pop(peer, None)
-        if connection is not None:
-            self._close(connection)
-
     def close(self, *, flush_s: float = 1.0) -> None:
         """Close everything, after up to `flush_s` for what is queued."""
         deadline_s = monotonic() + flush_s
