@@ -9,6 +9,9 @@ from hypothesis import settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Programs that tests start, each with arguments of its own: looking for doctests would run them.
+collect_ignore = ["scripts"]
+
 # A deadline would make a slow machine a failure; a derandomized run makes a failure everybody's.
 settings.register_profile("paceline", deadline=None, derandomize=True, max_examples=100)
 settings.load_profile("paceline")

@@ -61,9 +61,8 @@ def test_the_commands_that_the_readme_shows_are_understood(capsys: pytest.Captur
 def test_the_diff_of_the_readme_runs_as_it_stands(tmp_path: Path) -> None:
     diff = next(block for block in fences(ENGLISH) if "+import paceline" in block)
     body = "\n".join(line[1:] for line in diff.splitlines())
-    body = body.replace("Net()", "torch.nn.Linear(4, 1)").replace("torch.optim.AdamW(...)", "torch.optim.AdamW(model.parameters())")
     head = "import torch\nfrom torch.utils.data import DataLoader, TensorDataset\nfrom torch.nn.functional import mse_loss as loss_fn\n"
-    head += "train = TensorDataset(torch.ones(256, 4), torch.ones(256, 1))\n"
+    head += "train = TensorDataset(torch.ones(256, 4), torch.ones(256, 1))\ndef Net(): return torch.nn.Linear(4, 1)\n"
     script = tmp_path / "train.py"
     script.write_text(head + body)
     done = paceline_run(script, out=tmp_path / "run", workers=2, pace="ssp:3")
