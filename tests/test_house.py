@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "paceline"
 MODULES = sorted(SOURCE.rglob("*.py"))
 
-LEAVES = ("errors", "pace", "settings", "messages", "ports", "config")
+LEAVES = ("errors", "pace", "hybrid", "settings", "messages", "ports", "config")
 ORDER = (
     *(LEAVES, ("logic",), ("roles",), ("tensors",), ("transport",), ("trace",), ("engine",), ("plan",), ("dash",)),
     *(("session",), ("__init__",), ("cli",), ("__main__",)),
@@ -22,7 +22,7 @@ ORDER = (
 APART = {"transport": {"logic", "roles", "tensors"}, "tensors": {"logic", "roles"}}
 ALLOWED = {("tensors", "paceline.logic.partition")}
 
-PURE = ("errors", "pace", "settings", "messages", "ports", "logic", "roles")
+PURE = ("errors", "pace", "hybrid", "settings", "messages", "ports", "logic", "roles")
 IMPURE_IMPORTS = {
     *("torch", "numpy", "time", "datetime", "random", "secrets", "os", "io", "sys", "socket", "select", "selectors", "threading"),
     *("subprocess", "signal", "asyncio", "logging", "pathlib", "mmap", "tempfile", "shutil"),
@@ -37,7 +37,7 @@ FORBIDDEN_NAMES = {"utils", "util", "common", "helpers", "helper", "misc", "mana
 MOST_FUNCTION_LINES = 60
 MOST_MODULE_LINES = 320
 MOST_POSITIONAL = 6  # five and self
-LONGER = {"paceline.messages": 540}  # a table of values
+LONGER = {"paceline.messages": 640}  # a table of values
 
 
 def name_of(path: Path) -> str:

@@ -95,10 +95,14 @@ class Attached(Message, frozen=True):
 
 
 class Enter(Message, frozen=True):
-    """A worker's loader begins epoch `epoch`; `ledger` false: its batches are counted by nobody."""
+    """A worker's loader begins epoch `epoch`; `ledger` false: its batches are counted by nobody.
+
+    `planned` is the number of epochs that the script means to run in all, 0 when it did not say.
+    """
 
     epoch: int
     ledger: bool = True
+    planned: int = 0
 
 
 class Drawn(Message, frozen=True):
@@ -146,7 +150,8 @@ class Ready(Message, frozen=True):
     without a gradient, empty when there are none. `hyper` is the msgpack of the groups' settings, empty when
     they are as in this worker's last Ready. `clip` is the norm that the fold is clipped to, 0 for none.
     `buffer_samples` > 0: the model's buffers lie beside the gradient and weigh so many samples.
-    `compute_s`, `wait_s` and `pulled_bytes` are counted since the last Ready.
+    `compute_s`, `wait_s` and `pulled_bytes` are counted since the last Ready; `exchange_s` is the part of `wait_s` after
+    the coordinator let the worker go on: the update's apply and the copy of the parameters.
     """
 
     step: int
@@ -163,6 +168,7 @@ class Ready(Message, frozen=True):
     compute_s: float = 0.0
     wait_s: float = 0.0
     pulled_bytes: int = 0
+    exchange_s: float = 0.0
 
 
 class AtEnd(Message, frozen=True):
@@ -314,7 +320,7 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
     """A gradient by its name, where it lies, and its weight in the fold.
 
     `gathered`: the accumulator holds it already (an Accept came before). `buffer_samples` > 0: the model's
-    buffers beside it replace the ones known from this worker.
+    buffers beside it replace the ones known from this worker. `staleness` is that at its fold; a gathered one's is final.
     """
 
     worker: int
@@ -324,15 +330,20 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
     weight: float
     gathered: bool = False
     buffer_samples: int = 0
+    staleness: int = 0
 
 
 class Serve(Message, frozen=True):
-    """Hold shard `shard` of `num_shards` of this model. The parameter arena is an attachment, so is the optimizer state."""
+    """Hold shard `shard` of `num_shards` of this model. The parameter arena is an attachment, so is the optimizer state.
+
+    `pace` is the one that the run begins with.
+    """
 
     shard: int
     num_shards: int
     model: ModelSpec
     has_optimizer_state: bool
+    pace: Pace | None = None
 
 
 class Accept(Message, frozen=True):
@@ -345,8 +356,8 @@ class Fold(Message, frozen=True):
     """Make update `version`: the weighted sum of the members, times `scale`, through the optimizer.
 
     The learning rates are multiplied by `lr_factor`. `hyper` is empty when unchanged since the last Fold.
-    `absent` is the bitmap of parameters without a gradient in any member. With `clip` > 0 the shard reports its
-    part of the squared norm and waits for a Factor.
+    `absent` is the bitmap of parameters without a gradient in any member. With `clip` > 0, and under a `bound`
+    correction, the shard reports its part of the squared norms and waits for a Factor. `measure`: it answers Measured.
     """
 
     version: int
@@ -356,13 +367,34 @@ class Fold(Message, frozen=True):
     hyper: bytes = b""
     absent: bytes = b""
     clip: float = 0.0
+    measure: bool = False
 
 
 class Factor(Message, frozen=True):
-    """What the fold's gradient is multiplied by before it is applied."""
+    """What the fold's gradient is multiplied by before it is applied, and the learning rates too."""
 
     version: int
     factor: float
+    lr_factor: float = 1.0
+
+
+class SetPace(Message, frozen=True):
+    """Behind update `version` the run is under `pace`: its correction, and what it says of the momentum, hold from here on."""
+
+    version: int
+    pace: Pace
+
+
+class Keep(Message, frozen=True):
+    """Keep the shard's state as it is at this place of the order, in memory, in place of the one kept before."""
+
+    version: int
+
+
+class Restore(Message, frozen=True):
+    """Update `version` is the state that was kept, not a fold; what is pending is forgotten."""
+
+    version: int
 
 
 class Snapshot(Message, frozen=True):
@@ -409,10 +441,27 @@ class Serving(Message, frozen=True):
 
 
 class PartNorm(Message, frozen=True):
-    """The squared 2-norm of this shard's part of the fold."""
+    """The squared 2-norm of this shard's part of the fold, and of what the parameters moved since its members read them.
+
+    `moved` is the mean over the members by samples.
+    """
 
     version: int
     square: float
+    moved: float = 0.0
+
+
+class Measured(Message, frozen=True):
+    """Squared 2-norms of this shard's parts of an update: the fold's gradient, the parameters before, their change.
+
+    `busy_s` is how long the shard worked on it; the engine fills it in.
+    """
+
+    version: int
+    gradient: float
+    parameters: float
+    change: float
+    busy_s: float = 0.0
 
 
 class NotFinite(Message, frozen=True):
@@ -511,9 +560,9 @@ WorkerToCoordinator = (
     Hello | Seeded | Attached | Enter | Drawn | LeaseRequest | Begin | GiveBack | Ready | AtEnd | Meet | Log
     | SnapshotRequest | Load | StopRun | Bye | Failed
 )  # fmt: skip
-ServerToCoordinator = ServerHello | Serving | PartNorm | NotFinite | Finished | Failed
+ServerToCoordinator = ServerHello | Serving | PartNorm | Measured | NotFinite | Finished | Failed
 CoordinatorToWorker = Welcome | Go | Draw | Plan | Grant | Start | EpochOver | Met | Halt
-CoordinatorToServer = Serve | Accept | Fold | Factor | Snapshot | Restate | Gone | Finish | Halt
+CoordinatorToServer = Serve | Accept | Fold | Factor | SetPace | Keep | Restore | Snapshot | Restate | Gone | Finish | Halt
 WorkerToServer = Attach | Pull
 ServerToWorker = Params | Linked | State | Halt
 ToSupervisor = Progress | Remark | Failed

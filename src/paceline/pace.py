@@ -18,9 +18,12 @@ from paceline.errors import ConfigError
 
 LrRule = Literal["linear", "sqrt", "none"]
 WeightingRule = Literal["none", "inverse", "polynomial"]
+CorrectionRule = Literal["none", "dc", "dca", "gap", "bound"]
+Momentum = Literal["keep", "ramp", "zero"]
 
 MOST_COUNT = 1_000_000
 MOST_GRACE_S = 3600.0
+MOST_STRENGTH = 1e6
 
 
 class Late(Enum):
@@ -67,6 +70,19 @@ class Weighting(msgspec.Struct, frozen=True):
     exponent: float = 1.0
 
 
+class Correction(msgspec.Struct, frozen=True):
+    """What is done to a stale gradient g before its fold; w is now, w0 what its worker had read, d = w - w0.
+
+    `dc` is g + strength * g*g*d (DC-ASGD, Zheng et al. 2017); `dca` divides that strength by the root of the running
+    mean of the worker's g*g; `gap` is g / (1 + |d| / c), c the running mean of an update's length per element, times
+    `strength` (Barkai et al. 2019); `bound` lets an update move at most by min(1, strength / |d|^2) of the learning rate
+    (Dutta et al. 2018).
+    """
+
+    rule: CorrectionRule = "none"
+    strength: float = 0.0
+
+
 ALL = Quorum("all")
 
 
@@ -75,6 +91,8 @@ class Pace(msgspec.Struct, frozen=True):
 
     `max_lead` and `max_staleness` are counted in steps and updates; None is no bound. `grace_s` is how long
     a fold waits for more once its quorum is there. `lr_rule` None leaves the choice to the optimizer's class.
+    `momentum` is what a change to this pace does to the optimizer's momentum: `keep` it, set it to `zero`, or `ramp`: the
+    coefficient begins at a quarter and is whole again after a share of the work (Sync-Switch, Li et al. 2021, tried both).
     """
 
     name: str
@@ -86,6 +104,8 @@ class Pace(msgspec.Struct, frozen=True):
     grace_s: float = 0.0
     weighting: Weighting = Weighting()
     lr_rule: LrRule | None = None
+    correction: Correction = Correction()
+    momentum: Momentum = "keep"
 
     def __str__(self) -> str:
         return self.name
@@ -164,7 +184,12 @@ _NAMES: dict[str, tuple[Callable[..., Pace], tuple[str, ...], str]] = {
 
 _WEIGHTINGS: dict[str, WeightingRule] = {"none": "none", "inverse": "inverse", "polynomial": "polynomial"}
 _LR_RULES: dict[str, LrRule] = {"linear": "linear", "sqrt": "sqrt", "none": "none"}
-KEYS = ("max_lead", "max_staleness", "grace_s", "weighting", "lr_rule")
+_CORRECTIONS: dict[str, tuple[CorrectionRule, float]] = {
+    "none": ("none", 0.0), "dc": ("dc", 0.04), "dca": ("dca", 2.0), "gap": ("gap", 1.0), "bound": ("bound", 1.0)
+}  # fmt: skip
+"""By word: the rule and the strength that is meant without a number (those of the papers, 1 where it is a ratio)."""
+_MOMENTA: dict[str, Momentum] = {"keep": "keep", "ramp": "ramp", "zero": "zero"}
+KEYS = ("max_lead", "max_staleness", "grace_s", "weighting", "lr_rule", "correction", "momentum")
 """What may follow a pace's name as KEY=VALUE."""
 
 
@@ -191,6 +216,21 @@ def _lr_rule(name: str, text: str) -> LrRule:
     return _LR_RULES[text]
 
 
+def _correction(name: str, text: str) -> Correction:
+    word, colon, strength = text.partition(":")
+    if word not in _CORRECTIONS or (colon and word == "none"):
+        allowed = ", ".join(word if word == "none" else f"{word}, {word}:STRENGTH" for word in _CORRECTIONS)
+        raise ConfigError(f"pace {name!r}: correction={text} is not known, allowed: {allowed}")
+    rule, usual = _CORRECTIONS[word]
+    return Correction(rule, _number(name, strength, most=MOST_STRENGTH) if colon else usual)
+
+
+def _momentum(name: str, text: str) -> Momentum:
+    if text not in _MOMENTA:
+        raise ConfigError(f"pace {name!r}: momentum={text} is not known, allowed: {', '.join(_MOMENTA)}")
+    return _MOMENTA[text]
+
+
 def _with_key(pace: Pace, key: str, text: str) -> Pace:
     match key:
         case "max_lead" | "max_staleness":
@@ -201,6 +241,10 @@ def _with_key(pace: Pace, key: str, text: str) -> Pace:
             return msgspec.structs.replace(pace, weighting=_weighting(pace.name, text))
         case "lr_rule":
             return msgspec.structs.replace(pace, lr_rule=_lr_rule(pace.name, text))
+        case "correction":
+            return msgspec.structs.replace(pace, correction=_correction(pace.name, text))
+        case "momentum":
+            return msgspec.structs.replace(pace, momentum=_momentum(pace.name, text))
         case _:
             raise ConfigError(f"pace {pace.name!r}: {key!r} is not a key, allowed: {', '.join(KEYS)}")
 

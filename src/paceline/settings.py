@@ -17,6 +17,7 @@ from paceline.pace import LrRule, Pace, check_lr_rule, check_pace, pace_names, p
 
 Leases = Literal["exact", "static"]
 Batch = Literal["per-worker", "global"]
+Shares = Literal["even", "speed"]
 
 MOST_PROCESSES = 1024
 MOST_SEED = 2**31 - 1

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from paceline.hybrid import Hybrid
+from paceline.logic.policies.policy import Move
+from paceline.logic.signals import Signals
 from paceline.messages import Address, Message
 from paceline.pace import LrRule, Pace
+from paceline.settings import Shares
 
 
 class Send(NamedTuple):
@@ -38,6 +42,20 @@ class Warn(NamedTuple):
     sentence: str
 
 
+class Decide(NamedTuple):
+    """One line of `decisions.jsonl`, without its time: an evaluation of the policy, or what came of a move."""
+
+    record: dict[str, object]
+
+
+class Consult(NamedTuple):
+    """Ask the user's own policy; the answer goes to `Coordinator.advised` with this `number`, late or not."""
+
+    number: int
+    signals: Signals
+    history: tuple[Move, ...]
+
+
 class End(NamedTuple):
     """The job is over: `code` is its exit code, `sentence` the reason (empty when all went well)."""
 
@@ -45,14 +63,15 @@ class End(NamedTuple):
     sentence: str
 
 
-Effect = Send | Note | Metrics | Warn | End
+Effect = Send | Note | Metrics | Warn | Decide | Consult | End
 
 
 class JobSettings(NamedTuple):
     """What the coordinator has to know about the job; the rest of the settings concerns others.
 
     `pace_is_open`: nobody chose a pace, so the script's own (`init(pace=...)`) decides. `servers_are_open`: nobody
-    chose their number, so a small model takes fewer of them.
+    chose their number, so a small model takes fewer of them. `hybrid` moves the pace, which begins with `pace`.
+    `shares`: batches are cut in proportion to the workers' speed.
     """
 
     num_workers: int
@@ -62,3 +81,5 @@ class JobSettings(NamedTuple):
     servers_are_open: bool = False
     lr_rule: LrRule | None = None
     patience_s: float = 60.0
+    hybrid: Hybrid | None = None
+    shares: Shares = "even"
