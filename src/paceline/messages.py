@@ -379,10 +379,14 @@ class Factor(Message, frozen=True):
 
 
 class SetPace(Message, frozen=True):
-    """Behind update `version` the run is under `pace`: its correction, and what it says of the momentum, hold from here on."""
+    """Behind update `version` the run is under `pace`: its correction, and what it says of the momentum, hold from here on.
+
+    A `ramp` brings the momentum back over `ramp_updates` updates.
+    """
 
     version: int
     pace: Pace
+    ramp_updates: int = 0
 
 
 class Keep(Message, frozen=True):
