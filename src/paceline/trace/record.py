@@ -17,6 +17,7 @@ from paceline.errors import ConfigError, WriteError
 
 EVENTS = "events.jsonl"
 METRICS = "metrics.jsonl"
+DECISIONS = "decisions.jsonl"
 SUMMARY = "summary.json"
 
 FLUSH_S = 0.15
@@ -196,6 +197,12 @@ def read_metrics(run_dir: Path) -> list[dict[str, object]]:
 def metrics_of(row: Mapping[str, object]) -> dict[str, float]:
     """The logged values of one row of metrics.jsonl, without the record's own fields."""
     return {name: value for name, value in row.items() if name not in _METRIC_FIELDS and isinstance(value, int | float)}
+
+
+def each_decision(run_dir: Path) -> Iterator[dict[str, object]]:
+    """What a run's policy decided, line by line; nothing for a run without one. Raises ConfigError as `each_event`."""
+    _check_run(run_dir)
+    return _rows(run_dir / DECISIONS)
 
 
 def read_summary(run_dir: Path) -> dict[str, object]:
