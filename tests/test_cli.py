@@ -12,7 +12,8 @@ import pytest
 
 from paceline.cli import main, split_at_script
 from paceline.config import Resolved
-from paceline.pace import pace_names
+from paceline.hybrid import mode_names
+from paceline.settings import FIELDS
 
 
 class Taken:
@@ -130,16 +131,17 @@ def test_explain_shows_values_and_where_they_came_from(monkeypatch: pytest.Monke
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["workers", "4", "command", "line"] in rows
     assert ["patience", "120s", "PACELINE_PATIENCE"] in rows
-    assert ["pace", "sync", "default"] in rows
+    assert ["pace", "hybrid", "default"] in rows
 
 
 def test_help_lists_every_pace_and_option(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--help"]) == 0
     text = capsys.readouterr().out
-    for shown, _ in pace_names():
+    for shown, _ in mode_names():
         assert f"  {shown} " in text
-    for option in ("workers", "servers", "pace", "leases", "batch", "lr-rule", "out", "seed", "slow", "compute", "patience", "config"):
-        assert f"--{option} " in text
+    for option in FIELDS:
+        assert f"--{option.replace('_', '-')} " in text
+    assert "--config " in text
 
 
 def test_the_command_runs_as_a_program_without_torch() -> None:

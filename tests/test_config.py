@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from paceline.config import COMMAND_LINE, DEFAULT, INIT, Resolved, Slow, explain, from_toml, resolve, to_toml
 from paceline.errors import ConfigError
+from paceline.hybrid import Hybrid, parse_mode
 from paceline.pace import parse_pace
-from paceline.settings import as_pace, duration_s
+from paceline.settings import as_mode, duration_s
 
 
 def settle(**told: Any) -> Resolved:
@@ -21,8 +22,8 @@ def settle(**told: Any) -> Resolved:
 
 def test_the_defaults_are_those_of_the_documentation() -> None:
     settings = settle(script="some/train.py").settings
-    assert (settings.workers, settings.servers, settings.pace.name) == (2, 2, "sync")
-    assert (settings.leases, settings.batch, settings.lr_rule, settings.seed) == ("exact", "per-worker", None, 0)
+    assert (settings.workers, settings.servers, settings.pace) == (2, 2, parse_mode("hybrid"))
+    assert (settings.leases, settings.batch, settings.shares, settings.lr_rule, settings.seed) == ("exact", "per-worker", "even", None, 0)
     assert (settings.patience_s, settings.slow, settings.compute) == (60.0, (), None)
     assert settings.out == "runs/train-20260101-120000"
 
@@ -95,6 +96,16 @@ def test_a_duration_has_a_unit_or_is_seconds(value: object, seconds: float) -> N
         ({"pace": "ssp:-1"}, "--pace: pace 'ssp:-1': '-1' is not allowed, it must be a whole number from 0"),
         ({"leases": "loose"}, "--leases: 'loose' is not allowed, it must be exact or static"),
         ({"batch": "big"}, "--batch: 'big' is not allowed, it must be per-worker or global"),
+        ({"pace": "hybrid:greedy"}, "--pace: pace 'hybrid:greedy': 'greedy' is not a policy, allowed: hybrid, "),
+        ({"pace": "hybrid:sync@0,async@1.5"}, "--pace: pace 'hybrid:sync@0,async@1.5': '1.5' is not a share of the work, it must be"),
+        (
+            {"pace": "hybrid:sync@0,async@0.5,ssp:3@0.2"},
+            "--pace: pace 'hybrid:sync@0,async@0.5,ssp:3@0.2': shares must grow, 0.2 comes after",
+        ),
+        ({"pace": "hybrid:sync@0,ksync:3@0.5"}, "--pace: pace 'ksync:3' needs 3 different workers for an update, with 2 it must be 1 to 2"),
+        ({"pace": "hybrid:adasync:3"}, "--pace: pace 'hybrid:adasync:3' begins with 3 workers, with 2 it must be 1 to 2"),
+        ({"shares": "fair"}, "--shares: 'fair' is not allowed, it must be even or speed"),
+        ({"shares": "speed", "leases": "static"}, "--shares: speed is not allowed with leases static"),
         ({"lr_rule": "cubic"}, "--lr-rule: 'cubic' is not allowed, it must be linear or sqrt or none"),
         ({"lr_rule": "linear", "pace": "async"}, "--lr-rule: pace 'async' weighs gradients by staleness"),
         ({"patience": "soon"}, "--patience: 'soon' is not a duration, write it as 60s, 2m, 500ms or 1h"),
@@ -163,9 +174,54 @@ def test_an_argument_that_no_file_can_hold_is_refused() -> None:
 
 
 def test_a_pace_value_travels_by_its_name() -> None:
-    assert as_pace(parse_pace("ssp:2")) == parse_pace("ssp:2")
-    with pytest.raises(ConfigError, match="differs from what its name 'ssp:2' stands for"):
-        as_pace(type(parse_pace("ssp:2"))("ssp:2"))
+    assert as_mode(parse_pace("ssp:2")) == parse_pace("ssp:2")
+    assert as_mode(parse_mode("hybrid:adasync:2")) == parse_mode("hybrid:adasync:2")
+    with pytest.raises(ConfigError, match="the Pace given differs from what its name 'ssp:2' stands for"):
+        as_mode(type(parse_pace("ssp:2"))("ssp:2"))
+    with pytest.raises(ConfigError, match="the Hybrid given differs from what its name 'hybrid' stands for"):
+        as_mode(Hybrid("hybrid", "syncswitch", parse_pace("sync")))
+
+
+@pytest.mark.parametrize(
+    ("told", "cuts"),
+    [
+        ({}, False),
+        ({"batch": "global"}, True),
+        ({"shares": "speed"}, True),
+        ({"pace": "hybrid:stragglers"}, True),
+        ({"pace": "hybrid:stragglers", "leases": "static"}, False),
+    ],
+)
+def test_batches_are_cut_when_their_parts_are_not_fixed(told: dict[str, str], cuts: bool) -> None:
+    assert settle(command_line=told).settings.cuts_samples is cuts
+
+
+@pytest.mark.parametrize("text", ["def choose(signals, history): ...", "from some import choose", "if True:\n    choose = print"])
+def test_a_policy_of_ones_own_is_looked_up_before_the_run(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(text)
+    assert settle(command_line={"pace": f"hybrid:{file}:choose"}).settings.pace == parse_mode(f"hybrid:{file}:choose")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (None, "cannot be read: No such file or directory"),
+        ("def chose(signals, history): ...", "defines no choose at its top level"),
+        ("def other():\n    choose = 1", "defines no choose at its top level"),
+        ("print(choose)", "defines no choose at its top level"),
+        ("x = 1\ndef choose(:", "is not Python, line 2: "),
+        ("x = '\0'", "is not Python"),
+        (b"\xff", "is not Python: "),
+    ],
+)
+def test_a_policy_that_is_not_there_is_refused(text: str | bytes | None, says: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    if text is not None:
+        file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ConfigError) as refusal:
+        settle(command_line={"pace": f"hybrid:{file}:choose"})
+    assert str(refusal.value).startswith(f"pace 'hybrid:{file}:choose': the policy's file {file} {says}")
 
 
 def test_spans_of_one_worker_may_follow_each_other() -> None:
@@ -184,7 +240,7 @@ def test_explain_has_a_row_for_every_setting_with_its_origin() -> None:
     assert ("patience", "120s", "PACELINE_PATIENCE") in rows
     assert ("workers", "2", DEFAULT) in rows
     assert [row[0] for row in rows] == [
-        *("workers", "servers", "pace", "leases", "batch", "lr_rule", "out", "seed", "slow", "compute", "patience", "config")
+        *("workers", "servers", "pace", "leases", "batch", "shares", "lr_rule", "out", "seed", "slow", "compute", "patience", "config")
     ]
 
 
@@ -192,8 +248,11 @@ TOLD = st.fixed_dictionaries(
     {"workers": st.integers(3, 1024)},
     optional={
         "servers": st.integers(1, 1024),
-        "pace": st.sampled_from(["sync", "ksync:3,grace_s=0.05", "ssp:0", "async,weighting=polynomial:0.3"]),
+        "pace": st.sampled_from(
+            ["sync", "ksync:3,grace_s=0.05", "ssp:0", "async,weighting=polynomial:0.3", "hybrid", "dssp:1:9", "hybrid:sync@0,async@0.1"]
+        ),
         "leases": st.sampled_from(["exact", "static"]),
+        "shares": st.just("even"),
         "batch": st.sampled_from(["per-worker", "global"]),
         "lr_rule": st.just("none"),
         "seed": st.integers(0, 2**31 - 1),

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from textwrap import fill
 from typing import Annotated
 
 from cyclopts import App, CycloptsError, Group, Parameter
@@ -20,12 +21,14 @@ from rich.table import Table
 
 from paceline.config import Resolved, explain, resolve
 from paceline.errors import ConfigError, ExitCode, PacelineError
+from paceline.hybrid import mode_names
 from paceline.pace import KEYS, pace_names
 
 _Script = Annotated[str | None, Parameter(help="The Python file that each worker runs.", show_default=False)]
 _Args = Annotated[str, Parameter(help="The script's own arguments, passed on untouched.", show_default=False)]
 _USAGE = "paceline run [OPTIONS] SCRIPT [ARGS...]"
 _FLAGS = ("--help", "-h", "--version")
+_WIDTH = 80
 
 _HOW = Group("How to run", sort_key=1)
 _SAMPLES = Group("Samples and learning rate", sort_key=2)
@@ -43,7 +46,7 @@ class Options:
 
     workers: Annotated[str | None, _option(_HOW, "N", "Processes that run the script. Default: the number of cores.")] = None
     servers: Annotated[str | None, _option(_HOW, "M", "Processes that hold the parameters. Default: min(cores, workers).")] = None
-    pace: Annotated[str | None, _option(_HOW, "PACE", "How far workers may drift apart, listed below. Default: sync.")] = None
+    pace: Annotated[str | None, _option(_HOW, "PACE", "How far workers may drift apart, as listed below. Default: hybrid.")] = None
     out: Annotated[str | None, _option(_HOW, "DIR", "Directory for what the run leaves. Default: runs/SCRIPT-TIME.")] = None
     seed: Annotated[str | None, _option(_HOW, "S", "Seed of the leases and the workers' random streams. Default: 0.")] = None
     patience: Annotated[str | None, _option(_HOW, "TIME", "How long others are waited for: 500ms, 60s, 2m. Default: 60s.")] = None
@@ -55,6 +58,10 @@ class Options:
     batch: Annotated[
         str | None,
         _option(_SAMPLES, "RULE", "per-worker: the script's batch is each worker's; global: it is cut among them. Default: per-worker."),
+    ] = None
+    shares: Annotated[
+        str | None,
+        _option(_SAMPLES, "RULE", "even, or speed: each worker's batch in proportion to its speed. Default: even."),
     ] = None
     lr_rule: Annotated[
         str | None,
@@ -71,10 +78,11 @@ class Options:
 
 
 def _epilogue() -> str:
-    width = max(len(shown) for shown, _ in pace_names())
-    lines = [f"  {shown:<{width}}  {meaning}" for shown, meaning in pace_names()]
-    keys = ["Keys may follow, as in ksync:3,grace_s=0.05:", "  " + ", ".join(KEYS)]
-    return "\n".join(["Paces:", *lines, *keys])
+    paces, modes = pace_names(), mode_names()
+    width = max(len(shown) for shown, _ in modes)
+    lines = [fill(f"  {shown:<{width}}  {meaning}", _WIDTH, subsequent_indent=" " * (width + 4)) for shown, meaning in modes]
+    keys = ["Keys may follow a pace, as in ksync:3,grace_s=0.05:", "  " + ", ".join(KEYS)]
+    return "\n".join(["Paces:", *lines[: len(paces)], *keys, "Policies, which move the pace as the run goes on:", *lines[len(paces) :]])
 
 
 app = App(

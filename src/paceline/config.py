@@ -1,11 +1,13 @@
 """Where every setting of a run came from: resolved once, checked, frozen.
 
 The command line beats an `init()` argument, that beats the file of `--config`, that the environment, that the default.
-The environment, the number of cores and the time stamp are arguments; only the file of `--config` is read here.
+The environment, the number of cores and the time stamp are arguments; of files, only that of `--config` and the user's
+own policy are read here.
 """
 
 from __future__ import annotations
 
+import symtable
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
@@ -16,10 +18,10 @@ import msgspec
 import tomli_w
 
 from paceline.errors import ConfigError
-from paceline.pace import check_pace
+from paceline.hybrid import Hybrid, Mode, check_mode
 from paceline.settings import FIELDS, Settings, Slow, check_together
 
-__all__ = ["COMMAND_LINE", "DEFAULT", "INIT", "Resolved", "Settings", "Slow", "explain", "from_toml", "resolve", "to_toml"]
+__all__ = ["COMMAND_LINE", "DEFAULT", "INIT", "Resolved", "Settings", "Slow", "check_policy", "explain", "from_toml", "resolve", "to_toml"]
 
 COMMAND_LINE = "command line"
 INIT = "init()"
@@ -43,7 +45,7 @@ class Resolved(msgspec.Struct, frozen=True):
 
     def warnings(self) -> list[str]:
         """What is allowed but probably not meant, a sentence each."""
-        return check_pace(self.settings.pace, self.settings.workers)
+        return check_mode(self.settings.pace, self.settings.workers)
 
 
 class _Given(NamedTuple):
@@ -123,7 +125,7 @@ def _default(name: str, *, cores: int, script: str, stamp: str, workers: int) ->
         case "out":
             return str(PurePath("runs", f"{PurePath(script).stem or 'run'}-{stamp}"))
         case _:
-            fixed = {"pace": "sync", "leases": "exact", "batch": "per-worker", "seed": 0, "slow": (), "patience": "60s"}
+            fixed = {"pace": "hybrid", "leases": "exact", "batch": "per-worker", "shares": "even", "seed": 0, "slow": (), "patience": "60s"}
             return fixed.get(name)
 
 
@@ -163,8 +165,27 @@ def resolve(
     if wrong is not None:
         name, error = wrong
         raise ConfigError(f"{given[name].place if name in given else name}: {error}")
+    check_policy(settings.pace)
     origins = {name: given[name].origin if name in given else DEFAULT for name in FIELDS}
     return Resolved(settings, origins | {"config": origin_of_path})
+
+
+def check_policy(mode: Mode) -> None:
+    """Raise ConfigError when `mode` is a user's own policy whose file cannot be read or does not define the function."""
+    if not isinstance(mode, Hybrid) or mode.policy != "user":
+        return
+    where = f"pace {mode.name!r}: the policy's file {mode.file}"
+    try:
+        text = Path(mode.file).read_text(encoding="utf-8")
+        top = symtable.symtable(text, mode.file, "exec")
+    except OSError as error:
+        raise ConfigError(f"{where} cannot be read: {error.strerror}") from None
+    except SyntaxError as error:
+        raise ConfigError(f"{where} is not Python, line {error.lineno}: {error.msg}") from None
+    except ValueError as error:
+        raise ConfigError(f"{where} is not Python: {error}") from None
+    if mode.function not in {symbol.get_name() for symbol in top.get_symbols() if symbol.is_assigned() or symbol.is_imported()}:
+        raise ConfigError(f"{where} defines no {mode.function} at its top level")
 
 
 def _parsed(name: str, given: _Given) -> Any:

@@ -30,7 +30,7 @@ class Stage(msgspec.Struct, frozen=True):
     pace: Pace
 
 
-class Hybrid(msgspec.Struct, frozen=True):
+class Hybrid(msgspec.Struct, frozen=True, tag=True):
     """A policy and what it was told. `name` is the whole text; `start` is the pace that the run begins with.
 
     `sync_share` is the part of the work before which no pace that keeps stale gradients is chosen. `stages` are a schedule's;
@@ -86,7 +86,7 @@ def parse_mode(text: str) -> Mode:
     if name == "dssp":
         return _dssp(text, rest)
     if name != "hybrid":
-        if name not in {shown.partition(":")[0] for shown, _ in pace_names()}:
+        if name.partition(",")[0] not in {shown.partition(":")[0] for shown, _ in pace_names()}:
             raise ConfigError(f"unknown pace {text!r}, allowed: {', '.join(shown for shown, _ in mode_names())}")
         return parse_pace(text)
     if text == "hybrid":

@@ -86,7 +86,7 @@ class Correction(msgspec.Struct, frozen=True):
 ALL = Quorum("all")
 
 
-class Pace(msgspec.Struct, frozen=True):
+class Pace(msgspec.Struct, frozen=True, tag=True):
     """The consistency setting in force between two updates.
 
     `max_lead` and `max_staleness` are counted in steps and updates; None is no bound. `grace_s` is how long

@@ -13,7 +13,8 @@ from typing import Any, Literal, NamedTuple, get_args
 import msgspec
 
 from paceline.errors import ConfigError
-from paceline.pace import LrRule, Pace, check_lr_rule, check_pace, pace_names, parse_pace
+from paceline.hybrid import Hybrid, Mode, check_mode, check_mode_lr_rule, mode_names, parse_mode
+from paceline.pace import LrRule, Pace
 
 Leases = Literal["exact", "static"]
 Batch = Literal["per-worker", "global"]
@@ -50,9 +51,10 @@ class Settings(msgspec.Struct, frozen=True):
 
     workers: int
     servers: int
-    pace: Pace
+    pace: Mode
     leases: Leases
     batch: Batch
+    shares: Shares
     lr_rule: LrRule | None
     out: str
     seed: int
@@ -62,6 +64,12 @@ class Settings(msgspec.Struct, frozen=True):
     config: str | None = None
     script: str = ""
     args: tuple[str, ...] = ()
+
+    @property
+    def cuts_samples(self) -> bool:
+        """Whether batches are cut when they are leased, in whatever parts hold then."""
+        by_policy = isinstance(self.pace, Hybrid) and self.pace.policy == "stragglers" and self.leases == "exact"
+        return self.batch == "global" or self.shares == "speed" or by_policy
 
 
 class Field(NamedTuple):
@@ -105,15 +113,16 @@ def path_text(value: object) -> str:
     return value
 
 
-def as_pace(value: object) -> Pace:
-    """The pace that a text names; a Pace is taken when its name stands for the same one, since it travels by name."""
-    name = value.name if isinstance(value, Pace) else value
+def as_mode(value: object) -> Mode:
+    """The pace or policy that a text names; a value is taken when its name stands for the same one, since it travels by name."""
+    name = value.name if isinstance(value, Pace | Hybrid) else value
     if not isinstance(name, str):
-        raise ConfigError(f"{value!r} is not allowed, it must be one of {', '.join(shown for shown, _ in pace_names())}")
-    pace = parse_pace(name)
-    if isinstance(value, Pace) and value != pace:
-        raise ConfigError(f"the Pace given differs from what its name {name!r} stands for, name it as NAME:ARG,KEY=VALUE does")
-    return pace
+        raise ConfigError(f"{value!r} is not allowed, it must be one of {', '.join(shown for shown, _ in mode_names())}")
+    mode = parse_mode(name)
+    if isinstance(value, Pace | Hybrid) and value != mode:
+        kind = type(value).__name__
+        raise ConfigError(f"the {kind} given differs from what its name {name!r} stands for, name it as NAME:ARG,KEY=VALUE does")
+    return mode
 
 
 def duration_s(value: object) -> float:
@@ -176,9 +185,10 @@ def recorded(value: object) -> str:
 FIELDS: dict[str, Field] = {
     "workers": Field("workers", lambda value: whole(value, least=1, most=MOST_PROCESSES)),
     "servers": Field("servers", lambda value: whole(value, least=1, most=MOST_PROCESSES)),
-    "pace": Field("pace", as_pace, lambda pace: pace.name),
+    "pace": Field("pace", as_mode, lambda mode: mode.name),
     "leases": Field("leases", lambda value: choice(value, get_args(Leases))),
     "batch": Field("batch", lambda value: choice(value, get_args(Batch))),
+    "shares": Field("shares", lambda value: choice(value, get_args(Shares))),
     "lr_rule": Field("lr_rule", lambda value: choice(value, get_args(LrRule))),
     "out": Field("out", path_text),
     "seed": Field("seed", lambda value: whole(value, least=0, most=MOST_SEED)),
@@ -191,13 +201,15 @@ FIELDS: dict[str, Field] = {
 def check_together(settings: Settings) -> tuple[str, ConfigError] | None:
     """The first setting that does not go with the others, and why."""
     try:
-        check_pace(settings.pace, settings.workers)
+        check_mode(settings.pace, settings.workers)
     except ConfigError as error:
         return "pace", error
     try:
-        check_lr_rule(settings.pace, settings.lr_rule)
+        check_mode_lr_rule(settings.pace, settings.lr_rule)
     except ConfigError as error:
         return "lr_rule", error
+    if settings.shares == "speed" and settings.leases == "static":
+        return "shares", ConfigError("speed is not allowed with leases static, which fix every worker's samples; it needs leases exact")
     for slow in settings.slow:
         if slow.worker >= settings.workers:
             return "slow", ConfigError(

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from paceline.config import COMMAND_LINE, Resolved, resolve
+from paceline.config import COMMAND_LINE, Resolved, check_policy, resolve
 from paceline.engine.link import current
 from paceline.errors import ConfigError, UsageError
-from paceline.pace import Pace
+from paceline.hybrid import Mode, start_of
 from paceline.session.joined import Joined
 from paceline.session.run import Run, say
 from paceline.session.solo import Solo
-from paceline.settings import FIELDS, MOST_PROCESSES, Settings, as_pace
+from paceline.settings import FIELDS, MOST_PROCESSES, Settings, as_mode
 
 __all__ = ["Run", "init"]
 
@@ -24,7 +24,7 @@ OWN = ("leases", "batch", "seed", "slow", "compute")
 _run: Run | None = None
 
 
-def init(pace: str | Pace | None = None, **settings: object) -> Run:
+def init(pace: str | Mode | None = None, **settings: object) -> Run:
     """The run of this script: one worker of a job under `paceline run`, else the script alone.
 
     `pace` and further settings are what the script wishes for; the command line beats them. Raises ConfigError for
@@ -38,12 +38,13 @@ def init(pace: str | Pace | None = None, **settings: object) -> Run:
     if link is None:
         # alone, no quorum is too large: the script is to run as it is
         resolved = resolve(cores=MOST_PROCESSES, stamp="", init=wishes, environ=os.environ)
-        _run = Solo(resolved.settings.pace)
+        _run = Solo(start_of(resolved.settings.pace))
         say("alone, as under plain `python`; `paceline run SCRIPT` trains with several workers")
         return _run
-    wished = "" if pace is None else as_pace(pace).name
-    _run = run = Joined(link, in_force(link.resolved, wishes), wished)
-    say(f"engine local, because `paceline run` started this process: worker {run.worker}, {run.num_workers} in all, pace {run.pace.name}")
+    wished = "" if pace is None else as_mode(pace).name
+    decided = in_force(link.resolved, wishes)
+    _run = run = Joined(link, decided, wished)
+    say(f"engine local, because `paceline run` started this process: worker {run.worker}, {run.num_workers} in all, pace {decided.pace}")
     return run
 
 
@@ -59,6 +60,7 @@ def in_force(resolved: Resolved, wishes: Mapping[str, object]) -> Settings:
         parsed = field.parse(value)
         if name in OWN or (name == "pace" and resolved.pace_is_open):
             settings = replace(settings, **{field.stored_as: parsed})
+            check_policy(settings.pace)
         elif parsed != field.of(settings):
             option = name.replace("_", "-")
             raise ConfigError(

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from paceline.engine.link import Link
 from paceline.errors import UsageError
+from paceline.hybrid import start_of
 from paceline.logic.partition import arena_map, layout_of, parameter_arena_bytes
 from paceline.messages import Go, Hello, ModelSpec
 from paceline.pace import Pace
@@ -56,7 +57,7 @@ class Joined(Run):
     @property
     def pace(self) -> Pace:
         """The pace in force, as this worker last heard."""
-        return self._role.pace or self._settings.pace
+        return self._role.pace or start_of(self._settings.pace)
 
     # --- joining ------------------------------------------------------------------------------------------
 

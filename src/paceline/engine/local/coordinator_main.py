@@ -15,6 +15,7 @@ from paceline.engine.carry import carry
 from paceline.engine.local.child import begin, listener_of
 from paceline.engine.local.final import write_final
 from paceline.errors import ConfigError, ExitCode, PeerLostError, WriteError
+from paceline.hybrid import Hybrid, start_of
 from paceline.logic.partition import layout_of, parameter_arena_bytes
 from paceline.messages import (
     SUPERVISOR,
@@ -46,14 +47,17 @@ PROGRESS_S = 0.2
 def job_settings(resolved: Resolved) -> JobSettings:
     """What the role has to know of the settings."""
     settings = resolved.settings
+    mode = settings.pace
     return JobSettings(
         num_workers=settings.workers,
         num_servers=settings.servers,
-        pace=settings.pace,
+        pace=start_of(mode),
         pace_is_open=resolved.pace_is_open,
         servers_are_open=resolved.origins["servers"] == DEFAULT,
         lr_rule=settings.lr_rule,
         patience_s=settings.patience_s,
+        hybrid=mode if isinstance(mode, Hybrid) else None,
+        shares=settings.shares,
     )
 
 
