@@ -1,8 +1,17 @@
-"""What a policy sees: the run's measurements, smoothed, as one frozen value that can be written down and read back."""
+"""What a policy sees: the run's measurements, smoothed, as one frozen value that can be written down and read back.
+
+`Gauges` make it from what the coordinator tells them. They decide nothing, and only their own windows forget.
+"""
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from math import ceil, isfinite, sqrt
+
 import msgspec
+
+from paceline.logic.meters import WINDOW_FOLDS, Loss, NoiseScale, Rates, Smoothed, Warmup
 
 
 class WorkerSignals(msgspec.Struct, frozen=True):
@@ -30,10 +39,11 @@ class Signals(msgspec.Struct, frozen=True):
     `share` is the part of the run's planned samples that is folded, None while the plan is not known. `updates_left` is what
     is left of it in updates of the pace in force. `warming_up`: the learning rate has only grown so far, and lately.
     `straggler_ratio` is 1 - mean/max of the workers' step times, `exchange_ratio` exchange over compute, `samples_per_s`,
-    `gradients_per_s` and `updates_per_s` rates since the last move or over the last WINDOW_UPDATES updates, if fewer.
+    `gradients_per_s` and `updates_per_s` rates since the last move or over the last WINDOW_ROUNDS rounds, if fewer; a round
+    has as many gradients as there are workers.
     `loss_slope` is d(log loss) per 1,000 samples with its standard error. `noise_scale` is tr(S)/|G|^2 in samples
     (McCandlish et al. 2018), `noise_age` the updates since it could be measured; None: never. `relative_change` is
-    |change|/|parameters| of an update, `busy_s` what the busiest server works on one. `lr_factor` is in force.
+    |change|/|parameters| of an update, `busy_s` what the busiest of `num_shards` servers works on one. `lr_factor` is in force.
     """
 
     pace: str
@@ -62,6 +72,242 @@ class Signals(msgspec.Struct, frozen=True):
     noise_age: int = 0
     relative_change: float | None = None
     busy_s: float = 0.0
+    num_shards: int = 0
     lr_factor: float = 1.0
     scales_gradients: bool = False
     lost: int = 0
+
+
+WINDOW_STEPS = 32
+"""Steps of a worker behind its times."""
+SETTLING_STEPS = 2
+"""A worker's first steps pay for its caches and its allocator, and say nothing about the later ones."""
+WINDOW_STALENESSES = 512
+"""Folded gradients behind the distribution of staleness."""
+OPEN_UPDATES = 64
+"""Updates whose parts of the norms are still awaited; older ones are given up."""
+
+
+class _Steps:
+    """One worker's last steps."""
+
+    def __init__(self) -> None:
+        self.compute_s: deque[float] = deque(maxlen=WINDOW_STEPS)
+        self.barrier_s: deque[float] = deque(maxlen=WINDOW_STEPS)
+        self.exchange_s: deque[float] = deque(maxlen=WINDOW_STEPS)
+        self.samples: deque[int] = deque(maxlen=WINDOW_STEPS)
+        self.num_steps = 0
+
+
+class _Open:
+    """An update whose parts of the norms come in: its members if they measure the noise, and what has come."""
+
+    def __init__(self, members: Sequence[tuple[int, float]]) -> None:
+        self.members = members
+        self.gradient = self.parameters = self.change = self.busy_s = 0.0
+        self.num_parts = 0
+
+
+class Gauges:
+    """The coordinator tells it what happens, O(1) a step; `read` makes the signals, O(workers).
+
+    >>> gauges = Gauges()
+    >>> gauges.joined(0)
+    >>> for _ in range(4):
+    ...     gauges.stepped(0, compute_s=0.1, wait_s=0.03, exchange_s=0.01, samples=8)
+    >>> worker = gauges.read("sync", 4, num_at_start=1).workers[0]
+    >>> round(worker.compute_s, 3), round(worker.barrier_s, 3), worker.num_steps
+    (0.1, 0.02, 4)
+    """
+
+    def __init__(self) -> None:
+        self._workers: dict[int, _Steps] = {}
+        self._rates = Rates()
+        self._stalenesses: deque[int] = deque(maxlen=WINDOW_STALENESSES)
+        self._loss = Loss()
+        self._noise = NoiseScale()
+        self._noise_version = 0
+        self._change = Smoothed(WINDOW_FOLDS)
+        self._old_change: float | None = None
+        self._busy = Smoothed(WINDOW_FOLDS)
+        self._warmup = Warmup()
+        self._open: dict[int, _Open] = {}
+        self._samples = self._num_shards = 0
+        self._lr_factor = 1.0
+        self._total: int | None = None
+
+    # --- what happens -------------------------------------------------------------------------------------
+
+    def joined(self, worker: int) -> None:
+        """`worker` is a member from now on, measured anew."""
+        self._workers[worker] = _Steps()
+
+    def left(self, worker: int) -> None:
+        """`worker` is no member any more."""
+        self._workers.pop(worker, None)
+
+    def stepped(self, worker: int, *, compute_s: float, wait_s: float, exchange_s: float, samples: int) -> None:
+        """A gradient of a member has arrived, accepted or not; seconds as in Ready."""
+        steps = self._workers.get(worker)
+        if steps is None or not isfinite(compute_s + wait_s + exchange_s):
+            return
+        steps.num_steps += 1
+        if steps.num_steps > SETTLING_STEPS:
+            steps.compute_s.append(compute_s)
+            steps.barrier_s.append(max(0.0, wait_s - exchange_s))
+            steps.exchange_s.append(exchange_s)
+            steps.samples.append(samples)
+
+    def folded(
+        self,
+        version: int,
+        num_samples: int,
+        stalenesses: Sequence[int],
+        now_s: float,
+        *,
+        members: Sequence[tuple[int, float]],
+        lr_factor: float,
+    ) -> None:
+        """Update `version` was ordered, of `num_samples` samples; `members` as (samples, 2-norm of the gradient).
+
+        Empty `members` say that they do not measure the noise: where the fold is clipped.
+        """
+        self._samples += num_samples
+        self._lr_factor = lr_factor
+        self._rates.add(num_samples, len(stalenesses), now_s, self.num_workers)
+        self._stalenesses.extend(stalenesses)
+        self._open[version] = _Open(() if any(stalenesses) else members)
+        if len(self._open) > OPEN_UPDATES:
+            del self._open[next(iter(self._open))]
+
+    def measured(self, version: int, *, gradient: float, parameters: float, change: float, busy_s: float, num_parts: int) -> None:
+        """One server's squared norms of `version`, as in Measured; `num_parts` servers answer."""
+        one = self._open.get(version)
+        if one is None:
+            return
+        one.gradient += gradient
+        one.parameters += parameters
+        one.change += change
+        one.busy_s = max(one.busy_s, busy_s)
+        one.num_parts += 1
+        if one.num_parts < num_parts:
+            return
+        del self._open[version]
+        self._num_shards = num_parts
+        self._busy.add(one.busy_s)
+        if one.parameters > 0.0 and isfinite(one.change / one.parameters):
+            self._change.add(sqrt(one.change / one.parameters))
+        if self._noise.add(one.members, one.gradient):
+            self._noise_version = version
+
+    def logged(self, loss: float, weight: int) -> None:
+        """A worker's script logged a loss, the mean over `weight` samples."""
+        self._loss.add(loss, weight, self._samples, self.num_workers)
+
+    def hyper(self, settings: bytes) -> None:
+        """The optimizer's settings of the script, as in Ready; empty: unchanged."""
+        if settings:
+            rates = [group["lr"] for group in msgspec.msgpack.decode(settings, type=list[dict[str, object]]) if "lr" in group]
+            self._warmup.add(sum(rate for rate in rates if isinstance(rate, int | float)), self._samples)
+
+    def moved(self) -> None:
+        """The pace has changed: rates, stalenesses and trends begin anew; a worker's times and the loss go on."""
+        self._rates.begin_anew()
+        self._stalenesses.clear()
+        self._loss.begin_anew()
+        self._old_change, self._change = self._change.mean, Smoothed(WINDOW_FOLDS)
+
+    def planned(self, total_samples: int | None) -> None:
+        """How many samples the run will fold, None while that is not known."""
+        self._total = total_samples or None
+
+    # --- what is seen -------------------------------------------------------------------------------------
+
+    @property
+    def num_workers(self) -> int:
+        """Members, at least 1."""
+        return len(self._workers) or 1
+
+    def read(
+        self,
+        pace: str,
+        version: int,
+        *,
+        num_at_start: int,
+        leads: Mapping[int, int] | None = None,
+        shares: Mapping[int, float] | None = None,
+        scales_gradients: bool = False,
+        lost: int = 0,
+    ) -> Signals:
+        """The signals now; `leads` and `shares` by worker, 0 and even where they say nothing."""
+        workers = tuple(self._worker(number, leads or {}, shares or {}) for number in sorted(self._workers))
+        times = [worker.compute_s for worker in workers if worker.num_steps > SETTLING_STEPS]
+        rate, stalenesses, slope = self._rates.between(), sorted(self._stalenesses), self._loss.slope
+        per_update = rate.samples / rate.updates if rate.updates else 0.0
+        share = min(1.0, self._samples / self._total) if self._total else None
+        left = max(0, self._total - self._samples) / per_update if self._total and per_update else None
+        change = self._change.mean
+        return Signals(
+            pace=pace,
+            version=version,
+            samples=self._samples,
+            share=share,
+            updates_left=left,
+            num_workers=len(workers),
+            num_at_start=num_at_start,
+            workers=workers,
+            warming_up=self._warmup.holds(self._samples),
+            straggler_ratio=1.0 - mean(times) / max(times) if times and max(times) > 0.0 else 0.0,
+            exchange_ratio=_ratio(workers),
+            samples_per_s=_per_second(rate.samples, rate.now_s),
+            gradients_per_s=_per_second(rate.gradients, rate.now_s),
+            updates_per_s=_per_second(rate.updates, rate.now_s),
+            staleness_mean=mean(stalenesses),
+            staleness_p50=_quantile(stalenesses, 0.5),
+            staleness_p95=_quantile(stalenesses, 0.95),
+            staleness_max=_quantile(stalenesses, 1.0),
+            loss=self._loss.value,
+            loss_first=self._loss.first,
+            loss_slope=slope.value,
+            loss_slope_error=slope.error,
+            noise_scale=self._noise.value,
+            noise_age=version - self._noise_version if self._noise.value is not None else 0,
+            relative_change=self._old_change if change is None else change,
+            busy_s=self._busy.mean or 0.0,
+            num_shards=self._num_shards,
+            lr_factor=self._lr_factor,
+            scales_gradients=scales_gradients,
+            lost=lost,
+        )
+
+    def _worker(self, number: int, leads: Mapping[int, int], shares: Mapping[int, float]) -> WorkerSignals:
+        steps = self._workers[number]
+        return WorkerSignals(
+            number,
+            mean(steps.compute_s),
+            mean(steps.barrier_s),
+            mean(steps.exchange_s),
+            mean(steps.samples),
+            shares.get(number, 1.0 / self.num_workers),
+            leads.get(number, 0),
+            steps.num_steps,
+            tuple(steps.compute_s),
+        )
+
+
+def mean(values: Collection[float]) -> float:
+    """The mean, 0 of nothing."""
+    return sum(values) / len(values) if values else 0.0
+
+
+def _ratio(workers: Sequence[WorkerSignals]) -> float:
+    computed = sum(worker.compute_s for worker in workers)
+    return sum(worker.exchange_s for worker in workers) / computed if computed > 0.0 else 0.0
+
+
+def _per_second(count: int, seconds: float) -> float:
+    return count / seconds if seconds > 0.0 else 0.0
+
+
+def _quantile(ordered: Sequence[int], part: float) -> float:
+    return float(ordered[max(0, ceil(part * len(ordered)) - 1)]) if ordered else 0.0
