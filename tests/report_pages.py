@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from collections.abc import Sequence
@@ -15,12 +16,13 @@ BATCH = 32
 
 
 class Move(NamedTuple):
-    """A change of pace before update `version`."""
+    """A change of pace before update `version`, or a restore."""
 
     version: int
     before: str
     after: str
     why: str
+    undone: int | None = None
 
 
 def write_run(
@@ -63,7 +65,7 @@ def write_updates(record: RunRecord, num_updates: int, num_workers: int, pace: s
         now_s = 2.0 + 0.01 * version
         for move in moves:
             if move.version == version:
-                record.note({"event": "pace", "from": move.before, "to": move.after, "why": move.why}, now_s)
+                record.note(_moved(move, version), now_s)
                 pace = move.after
         member = {"worker": version % num_workers, "step": version // num_workers, "staleness": version % 4, "weight": 1.0}
         record.note({"event": "update", "version": version, "samples": BATCH * version, "pace": pace, "members": [member]}, now_s)
@@ -72,6 +74,50 @@ def write_updates(record: RunRecord, num_updates: int, num_workers: int, pace: s
         if version % 50 == 0:
             record.metrics(0, {"accuracy": 1 - 0.5 * 0.6 ** (version / 50)}, epoch=0, samples=BATCH * version, weight=1, now_s=now_s)
     return now_s
+
+
+def _moved(move: Move, version: int) -> dict[str, object]:
+    told = {"from": move.before, "to": move.after, "why": move.why, "version": version, "samples": BATCH * (version - 1)}
+    return {"event": "pace", **told} if move.undone is None else {"event": "restore", "undone": move.undone, **told}
+
+
+HYBRID = (
+    Move(100, "sync", "async", "async is predicted to train 3,000 samples/s at 0.97 of sync's worth, 1.45 times sync's 2,000"),
+    Move(180, "async", "sync", "the loss is 2.1 times that at the change", undone=640),
+    Move(240, "sync", "backup:1", "backup:1 is predicted to train 2,600 samples/s at 1 of sync's worth, 1.3 times sync's 2,000"),
+)
+
+
+def write_hybrid(run_dir: Path, moves: Sequence[Move] = HYBRID, *, num_updates: int = 300, parts: bool = True) -> Path:
+    """A run of the policy goodput with four workers that makes `moves`; each came out at 0.8 of what was predicted."""
+    record = RunRecord(run_dir, 0.0)
+    (run_dir / "run.toml").write_text('pace = "hybrid"\n[run]\nscript = "train.py"\n')
+    record.note({"event": "lease", "worker": 0, "positions": [0]}, 2.0)
+    now_s = write_updates(record, num_updates, 4, "sync", moves)
+    if parts:
+        for at_s, slow in ((2.5, 0.1), (4.0, 0.25)):
+            others = {str(worker): (1 - slow) / 3 for worker in (0, 2, 3)}
+            record.note({"event": "shares", "parts": {"1": slow} | others}, at_s)
+        record.note({"event": "lead", "worker": 2, "lead": 7}, 3.0)
+    last = moves[-1].after if moves else "sync"
+    record.close({"pace": last, "workers": 4, "wall_s": now_s - 2.0, "samples": BATCH * num_updates, "updates": num_updates + 1, "exit": 0})
+    rows = [
+        {"event": "decision", "number": 0, "policy": "goodput", "moved": False, "held": "the dwell has 20 updates left", "next": "async"}
+    ]
+    for number, move in enumerate(moves, start=1):
+        place = {"t_s": 2 + 0.01 * move.version, "samples": BATCH * (move.version - 1), "share": (move.version - 1) / num_updates}
+        if move.undone is not None:
+            rows.append({"event": "restore", "from": move.before, "to": move.after, "why": move.why, **place})
+            continue
+        weighed = [
+            {"pace": "sync", "samples_per_s": 2000.0, "efficiency": 1.0},
+            {"pace": move.after, "samples_per_s": 3000.0, "efficiency": 0.97},
+        ]
+        told = {"policy": "goodput", "moved": True, "held": "", "next": move.after, "why": move.why, "candidates": weighed}
+        rows.append({"event": "decision", "number": number, **told, **place})
+        rows.append({"event": "outcome", "number": number, "pace": move.after, "predicted": 3000.0, "came": 2400.0, "error": 0.25})
+    (run_dir / "decisions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return run_dir
 
 
 _VOID = {"meta", "input", "br"}
@@ -85,6 +131,7 @@ class Page(HTMLParser):
         self.open: list[str] = []
         self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.text = ""
+        self.data: dict[str, str] = {}
         self.feed(document)
         self.close()
         assert not self.open
@@ -101,8 +148,12 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] not in ("script", "style"):
+        if not self.open:
+            return
+        if self.open[-1] not in ("script", "style"):
             self.text += data + "\n"
+        elif name := self.elements[-1][1].get("id"):
+            self.data[name] = data
 
     def of_class(self, name: str) -> list[dict[str, str | None]]:
         return [attributes for _, attributes in self.elements if name in (attributes.get("class") or "").split()]

@@ -92,6 +92,42 @@ def test_a_failed_run_says_so_first(tmp_path: Path) -> None:
         assert told in page.text
 
 
+@pytest.mark.parametrize(("code", "told"), [(130, "Interrupted."), (143, "Terminated.")])
+def test_a_run_that_was_stopped_has_not_failed(tmp_path: Path, code: int, told: str) -> None:
+    page = read_page(write_report(write_run(tmp_path, exit=code)))
+    assert told in page.text
+    assert "Failed" not in page.text
+    assert page.of_class("open")
+
+
+def test_a_loaded_state_is_a_version_and_no_update(tmp_path: Path) -> None:
+    record = RunRecord(tmp_path, 0.0)
+    record.note({"event": "load", "version": 1, "worker": 0}, 1.0)
+    for version in (2, 3):
+        record.note({"event": "update", "version": version, "samples": 32 * version, "pace": "sync", "members": []}, 1.0 + version)
+    record.close({"exit": 0, "updates": 3})
+    assert "updates\n2\n" in read_page(write_report(tmp_path)).text
+
+
+def test_who_never_left_was_there_until_the_end(tmp_path: Path) -> None:
+    page = read_page(write_report(write_run(tmp_path / "ended")))
+    assert page.text.count("at the end of the run") == 4
+    record = RunRecord(tmp_path / "open", 0.0)
+    record.note({"event": "join", "role": "server", "id": 0, "pid": 1, "host": "here"}, 0.0)
+    record.flush()
+    assert "not recorded" in read_page(write_report(tmp_path / "open")).text
+
+
+def test_the_labels_of_tiny_values_have_room(tmp_path: Path) -> None:
+    record = RunRecord(tmp_path, 0.0)
+    for version in range(9):
+        record.metrics(0, {"lr": 1.2345e-7 * (1 + version / 1000)}, epoch=0, samples=version, weight=1, now_s=float(version))
+    record.close({"exit": 0})
+    document = write_report(tmp_path).read_text()
+    assert re.search(r">1\.23\de-7<", document)
+    assert 'style="--labels:66px"' in document
+
+
 def test_a_run_that_was_killed_is_reported_from_what_it_left(tmp_path: Path) -> None:
     record = RunRecord(tmp_path, 0.0)
     write_updates(record, 100, 2, "async")

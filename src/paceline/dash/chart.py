@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from paceline.dash.axis import Axis
+from paceline.dash.bands import Strip, above, behind, marked
 from paceline.dash.curve import Point
-from paceline.dash.digest import Mark, Stretch
-from paceline.dash.figures import Scale, Tick, count, decimal, seconds, time_unit, value_scale
+from paceline.dash.digest import Mark
+from paceline.dash.figures import Scale, Tick, decimal, time_unit, value_scale
 from paceline.dash.markup import Markup, embedded_json, join, tag
 
-NUM_COLOURS = 6
 MOST_CHARTS = 24
 _MOST_POINTS = 400
 _ALL_POINTS = 4800
 _VIEW = 1000
 _MARGIN = 1.015
 _DOTS_TO = 40
-_MOST_MARKS = 60
-_MOST_LABELS = 24
+_LABEL_PX, _LABEL_MARGIN_PX = 7, 10
 
 
 class Line(NamedTuple):
     """One run's values; with `smoothed` the points' extremes are the raw values around the line.
 
-    `from_zero`: only the proportion to zero says something, as with a rate.
+    `from_zero`: only the proportion to zero says something, as with a rate. `dotted`: few points are shown one by one.
     """
 
     name: str
@@ -32,43 +32,27 @@ class Line(NamedTuple):
     smoothed: bool
     colour: int = 0
     from_zero: bool = False
+    dotted: bool = True
 
 
 class Frame(NamedTuple):
-    """What the charts of one page share: how far the axes reach, and what happened in the run."""
+    """What the charts of one page share: how far the axes reach, and what happened in the runs.
+
+    The stripes of a nameless strip, the page's only run, lie behind its curves too.
+    """
 
     wall_s: float
     samples: float
-    stretches: Sequence[Stretch] = ()
+    strips: Sequence[Strip] = ()
     marks: Sequence[Mark] = ()
-
-
-class _Axis(NamedTuple):
-    """One horizontal axis: which of a point's two places it takes."""
-
-    kind: str
-    title: str
-    scale: Scale
-
-    def of(self, point: Point | Mark) -> float:
-        """Where a point lies on this axis."""
-        return point.wall_s if self.kind == "wall" else point.samples
-
-    def ends(self, stretch: Stretch) -> tuple[float, float]:
-        """Where a stretch begins and ends on this axis."""
-        return (stretch.start_s, stretch.stop_s) if self.kind == "wall" else (stretch.start_samples, stretch.stop_samples)
-
-    def shown(self, value: float) -> str:
-        """A place of this axis in words."""
-        return seconds(value) if self.kind == "wall" else f"{count(value)} samples"
 
 
 def line_chart(title: str, lines: Sequence[Line], frame: Frame, note: str = "") -> Markup:
     """A figure with `title` and its lines, of which at least one has a point."""
     every = [point for line in lines for point in line.points]
     unit_s, unit = time_unit(frame.wall_s)
-    wall = _Axis("wall", f"wall time ({unit})", Scale(0.0, _MARGIN * frame.wall_s or 1.0, unit=unit_s))
-    clock = _Axis("samples", "samples", Scale(0.0, _MARGIN * frame.samples or 1.0))
+    wall = Axis("wall", f"wall time ({unit})", Scale(0.0, _MARGIN * frame.wall_s or 1.0, unit=unit_s))
+    clock = Axis("samples", "samples", Scale(0.0, _MARGIN * frame.samples or 1.0))
     height = _height(every, from_zero=any(line.from_zero for line in lines))
     heading = tag("figcaption", tag("h3", title), tag("span", note, class_="note"))
     return tag("figure", heading, *(_axes(title, lines, axis, height, frame) for axis in (wall, clock)), class_="chart")
@@ -85,9 +69,10 @@ def chart_grid(charts: Sequence[Markup]) -> Markup:
     return tag("div", *charts, class_=f"charts in-{columns}")
 
 
-def legend(lines: Sequence[Line]) -> Markup:
-    """The names of several lines beside their colour and stroke."""
-    return tag("ul", *(tag("li", _swatch(line.colour), line.name) for line in lines), class_="legend")
+def legend(lines: Sequence[Line], others: Sequence[Markup] = ()) -> Markup | None:
+    """The names of several lines beside their colour and stroke, and other keys behind them; None when there is none."""
+    keys = [*(tag("li", _swatch(line.colour), line.name) for line in lines), *others]
+    return tag("ul", *keys, class_="legend") if keys else None
 
 
 def _swatch(colour: int) -> Markup:
@@ -103,12 +88,12 @@ def _height(points: Sequence[Point], *, from_zero: bool) -> Scale:
     return value_scale([lows[cut], highs[-1 - cut], min(means), max(means)] + [0.0] * from_zero)
 
 
-def _axes(title: str, lines: Sequence[Line], axis: _Axis, height: Scale, frame: Frame) -> Markup:
+def _axes(title: str, lines: Sequence[Line], axis: Axis, height: Scale, frame: Frame) -> Markup:
     levels = height.ticks(5)
     grid = (tag("line", x1=0, x2=_VIEW, y1=_y(tick.place), y2=_y(tick.place), class_="grid") for tick in levels)
     picture = tag(
         "svg",
-        *_bands(axis, frame.stretches),
+        *(band for one in frame.strips if not one.name for band in behind(axis, one)),
         *grid,
         *(_drawn(line, axis, height, alone=len(lines) == 1) for line in lines),
         viewBox=f"0 0 {_VIEW} {_VIEW}",
@@ -116,12 +101,13 @@ def _axes(title: str, lines: Sequence[Line], axis: _Axis, height: Scale, frame: 
         role="img",
         aria_label=_told(title, lines, axis),
     )
-    plot = tag("div", picture, *_marked(axis, frame.marks), class_="plot", tabindex=0)
+    plot = tag("div", picture, *marked(axis, frame.marks), class_="plot", tabindex=0)
     data = embedded_json(_data(lines, axis, height))
-    strip = _strip(axis, frame.stretches)
+    strips = tag("div", *(above(axis, one) for one in frame.strips), class_="strips") if frame.strips else None
+    room = _LABEL_PX * max((len(tick.label) for tick in levels), default=0) + _LABEL_MARGIN_PX
     return tag(
         "div",
-        strip,
+        strips,
         tag(
             "div",
             *(tag("span", tick.label, style=f"bottom:{100 * tick.place:.2f}%") for tick in levels),
@@ -133,6 +119,7 @@ def _axes(title: str, lines: Sequence[Line], axis: _Axis, height: Scale, frame: 
         tag("div", axis.title, class_="axis-title"),
         data,
         class_=f"axes by-{axis.kind}",
+        style=f"--labels:{room}px",
     )
 
 
@@ -149,9 +136,9 @@ def _y(place: float) -> str:
     return f"{_VIEW * (1 - min(1.0, max(0.0, place))):.1f}".removesuffix(".0")
 
 
-def _drawn(line: Line, axis: _Axis, height: Scale, *, alone: bool) -> Markup:
+def _drawn(line: Line, axis: Axis, height: Scale, *, alone: bool) -> Markup:
     """A line, and if it is smoothed and alone the range of the raw values behind it."""
-    places = [(_x(axis.scale.place(axis.of(point))), point) for point in line.points]
+    places = [(_x(axis.place(point)), point) for point in line.points]
     parts: list[Markup] = []
     if line.smoothed and alone:
         upper = [f"{x} {_y(height.place(point.high))}" for x, point in places]
@@ -160,60 +147,12 @@ def _drawn(line: Line, axis: _Axis, height: Scale, *, alone: bool) -> Markup:
     middle = [f"{x} {_y(height.place(point.value))}" for x, point in places]
     if middle:
         parts.append(tag("path", d=f"M{'L'.join(middle)}", class_=f"line c{line.colour}"))
-    if len(middle) <= _DOTS_TO:
+    if line.dotted and len(middle) <= _DOTS_TO:
         parts.append(tag("path", d="".join(f"M{place}h0" for place in middle), class_=f"dots c{line.colour}"))
     return join(parts)
 
 
-def _colours(stretches: Sequence[Stretch]) -> dict[str, int]:
-    """Every pace its colour, by first appearance; the first colour is the line's."""
-    names = dict.fromkeys(stretch.pace for stretch in stretches)
-    return {name: 1 + number % (NUM_COLOURS - 1) for number, name in enumerate(names)}
-
-
-def _bands(axis: _Axis, stretches: Sequence[Stretch]) -> Iterator[Markup]:
-    if len(stretches) > 1:
-        colours = _colours(stretches)
-        for stretch in stretches:
-            left, right = (axis.scale.place(end) for end in axis.ends(stretch))
-            yield tag("rect", x=_x(left), y=0, width=_x(max(0.0, right - left)), height=_VIEW, class_=f"band c{colours[stretch.pace]}")
-
-
-def _strip(axis: _Axis, stretches: Sequence[Stretch]) -> Markup | None:
-    """The names of the paces above their bands, as far as there is room; every one tells itself when pointed at."""
-    if len(stretches) < 2:
-        return None
-    colours = _colours(stretches)
-    parts: list[Markup] = []
-    for stretch in stretches:
-        start, stop = axis.ends(stretch)
-        left, width = axis.scale.place(start), axis.scale.place(stop) - axis.scale.place(start)
-        parts.append(
-            tag(
-                "span",
-                stretch.pace if width > 1 / _MOST_LABELS else "",
-                class_=f"c{colours[stretch.pace]}",
-                style=f"left:{100 * left:.2f}%;width:{100 * width:.2f}%",
-                data_tip=f"{stretch.pace}: {axis.shown(start)} to {axis.shown(stop)}",
-            )
-        )
-    return tag("div", *parts, class_="strip")
-
-
-def _marked(axis: _Axis, marks: Sequence[Mark]) -> Iterator[Markup]:
-    """Joins and leaves; those that fall on one place share a mark."""
-    places: dict[int, list[Mark]] = {}
-    for mark in marks:
-        places.setdefault(round(_MOST_MARKS * axis.scale.place(axis.of(mark))), []).append(mark)
-    for group in places.values():
-        told = "; ".join(mark.sentence for mark in group[:3]) + (f"; {len(group) - 3} more" if len(group) > 3 else "")
-        tip = f"{axis.shown(axis.of(group[0]))}: {told}"
-        yield tag(
-            "span", class_="mark", style=f"left:{100 * axis.scale.place(axis.of(group[0])):.2f}%", data_tip=tip, role="note", aria_label=tip
-        )
-
-
-def _told(title: str, lines: Sequence[Line], axis: _Axis) -> str:
+def _told(title: str, lines: Sequence[Line], axis: Axis) -> str:
     """The chart in words, for those who do not see it."""
     told = [
         f"{line.name}: {decimal(line.points[0].value)} at first, {decimal(line.points[-1].value)} at {axis.shown(axis.of(line.points[-1]))}"
@@ -223,7 +162,7 @@ def _told(title: str, lines: Sequence[Line], axis: _Axis) -> str:
     return f"{title} against {axis.title}. {'. '.join(told)}."
 
 
-def _data(lines: Sequence[Line], axis: _Axis, height: Scale) -> dict[str, object]:
+def _data(lines: Sequence[Line], axis: Axis, height: Scale) -> dict[str, object]:
     """What the page's script shows when a place is pointed at."""
 
     def brief(value: float) -> float:

@@ -6,14 +6,18 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from paceline.dash.chart import MOST_CHARTS, NUM_COLOURS, Frame, Line, chart_grid, legend, line_chart, points_for
+from paceline.dash.bands import NUM_COLOURS, Strip, paces_keys, reasons, strip
+from paceline.dash.chart import MOST_CHARTS, Frame, Line, chart_grid, legend, line_chart, points_for
 from paceline.dash.curve import Curve
 from paceline.dash.digest import Digest, order_of, read_digest
 from paceline.dash.figures import count, decimal, seconds
 from paceline.dash.markup import Content, Markup, table, tag
+from paceline.dash.moves import changes_of_pace
 from paceline.dash.page import page, section, switch, write_page
 from paceline.dash.report import verdict
 from paceline.errors import ConfigError
+
+_MOST_STRIPS = 4
 
 
 def compare_page(runs: Sequence[Path], out: Path, title: str) -> Path:
@@ -34,13 +38,14 @@ def compare_page(runs: Sequence[Path], out: Path, title: str) -> Path:
     )
     figures = section("Figures", _figures(digests, names))
     samples = section("Samples", tag("dl", *_verdicts(digests, names), class_="verdicts"))
-    return write_page(out, page(f"{title} · Paceline", header, figures, _charts(digests, names), samples))
+    moves = (changes_of_pace(digest, f"Changes of pace: {name}") for digest, name in zip(digests, names, strict=True))
+    return write_page(out, page(f"{title} · Paceline", header, figures, _charts(digests, names), *moves, samples))
 
 
 def _names(digests: Sequence[Digest]) -> list[str]:
-    """Every run by its pace, with its directory where the pace alone would not tell it from another."""
-    times = Counter(digest.pace for digest in digests)
-    return [digest.pace if digest.pace and times[digest.pace] == 1 else f"{digest.pace or 'no pace'} ({digest.name})" for digest in digests]
+    """Every run by what it was told to do, with its directory where that alone would not tell it from another."""
+    times = Counter(digest.mode for digest in digests)
+    return [digest.mode if digest.mode and times[digest.mode] == 1 else f"{digest.mode or 'no pace'} ({digest.name})" for digest in digests]
 
 
 def _charts(digests: Sequence[Digest], names: Sequence[str]) -> Markup:
@@ -53,10 +58,22 @@ def _charts(digests: Sequence[Digest], names: Sequence[str]) -> Markup:
         for metric in metrics
     ]
     points = [point for _, lines in charts for line in lines for point in line.points]
-    frame = Frame(max(point.wall_s for point in points), max(point.samples for point in points))
-    keys = legend([Line(name, (), False, number % NUM_COLOURS) for number, name in enumerate(names)])
+    colours = {name: number % NUM_COLOURS for number, name in enumerate(names)}
+    strips = _strips(digests, names, colours)
+    frame = Frame(max(point.wall_s for point in points), max(point.samples for point in points), strips)
+    keys = legend([Line(name, (), False, colour) for name, colour in colours.items()], paces_keys(strips, colours))
     grid = chart_grid([line_chart(metric, lines, frame, _note(lines)) for metric, lines in charts])
-    return section("Progress", switch(), keys, grid)
+    return section("Progress", switch(), keys, grid, reasons(strips))
+
+
+def _strips(digests: Sequence[Digest], names: Sequence[str], colours: dict[str, int]) -> list[Strip]:
+    """The paces of the first few runs that moved; a pace that a run kept to has that run's colour."""
+    strips: list[Strip] = []
+    for digest, name in zip(digests, names, strict=True):
+        made = strip(name, digest.stretches, colours, sum(len(one.stretches) for one in strips))
+        if made is not None and len(strips) < _MOST_STRIPS:
+            strips.append(made)
+    return strips
 
 
 def _line(digest: Digest, name: str, number: int, metric: str, most: int) -> Line:

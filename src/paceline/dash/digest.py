@@ -9,28 +9,31 @@ from typing import NamedTuple, cast
 import msgspec
 
 from paceline.dash.curve import Curve, rate_curve
-from paceline.dash.history import History, Member, Move, Refusals, Row, inner, number, words
-from paceline.trace.record import each_event, each_metrics, metrics_of, read_summary
+from paceline.dash.decisions import Change, Decisions
+from paceline.dash.history import History, Member, Refusals, Row, Setting, inner, number, words
+from paceline.trace.record import each_decision, each_event, each_metrics, metrics_of, read_summary
 
 _MOST_METRICS = 200
 
 
 class Stretch(NamedTuple):
-    """A part of the run under one pace, in wall time and on the sample clock."""
+    """A part of the run under one pace, in wall time and on the sample clock, and why it began."""
 
     pace: str
     start_s: float
     start_samples: float
     stop_s: float
     stop_samples: float
+    why: str = ""
 
 
 class Mark(NamedTuple):
-    """A worker or server that came or went in mid-run."""
+    """What happened at one moment in mid-run: a worker or server came or went, or an earlier state was restored."""
 
     wall_s: float
     samples: float
     sentence: str
+    is_restore: bool = False
 
 
 class Work(NamedTuple):
@@ -43,7 +46,7 @@ class Work(NamedTuple):
     wait_s: float
 
 
-class Setting(NamedTuple):
+class Told(NamedTuple):
     """A setting of the run and where it came from."""
 
     name: str
@@ -54,11 +57,13 @@ class Setting(NamedTuple):
 class Digest(msgspec.Struct, kw_only=True):
     """A run as the pages show it. Times are seconds since the first lease, as `wall_s` counts them.
 
-    `exit` is None for a run that left no end behind; `num_left_out` metrics are too many to show.
+    `mode` is what the run was told to do, `pace` what it did at last. `exit` is None for a run that left no end behind;
+    `num_left_out` metrics are too many to show. `shares` and `leads` are each worker's settings in order.
     """
 
     name: str
     script: str
+    mode: str
     pace: str
     num_workers: int
     num_servers: int
@@ -72,7 +77,10 @@ class Digest(msgspec.Struct, kw_only=True):
     num_left_out: int
     rate: Curve
     stretches: list[Stretch]
-    moves: list[Move]
+    changes: list[Change]
+    decisions: Decisions
+    shares: list[Setting]
+    leads: list[Setting]
     marks: list[Mark]
     members: list[Member]
     refusals: list[Refusals]
@@ -82,7 +90,7 @@ class Digest(msgspec.Struct, kw_only=True):
     bytes: dict[str, float]
     ledger: dict[str, float]
     final: dict[str, float]
-    settings: list[Setting]
+    settings: list[Told]
 
     @property
     def samples_per_s(self) -> float:
@@ -98,35 +106,41 @@ class Digest(msgspec.Struct, kw_only=True):
 
 def read_digest(run_dir: Path) -> Digest:
     """The digest of a run, finished or not. Raises ConfigError when `run_dir` is no run."""
-    summary, settings, history = read_summary(run_dir), _settings(run_dir), History()
+    summary, settings, history, decisions = read_summary(run_dir), _settings(run_dir), History(), Decisions()
     for event in each_event(run_dir):
         history.take(event)
+    for row in each_decision(run_dir):
+        decisions.take(row)
     origin_s = history.origin_s or 0.0
     exit_code = summary.get("exit", history.end.get("code"))
     wall_s = number(summary, "wall_s") or max(0.0, (history.times[-1] if history.times else origin_s) - origin_s)
     samples = int(number(summary, "samples") or (history.clock[-1] if history.clock else 0))
     curves, num_left_out = _curves(run_dir, origin_s)
-    moves = [move._replace(at_s=move.at_s - origin_s) for move in history.moves]
+    changes = decisions.changes(move._replace(at_s=move.at_s - origin_s) for move in history.moves)
     members = [_since(member, origin_s) for member in history.members]
     told = {setting.name: setting.value for setting in settings}
     pace = words(summary, "pace") or history.first_pace or told.get("pace", "")
     return Digest(
         name=run_dir.resolve().name,
         script=Path(told.get("script", "")).name,
+        mode=_mode(told.get("pace", ""), pace),
         pace=pace,
         num_workers=int(number(summary, "workers")) or history.count("worker"),
         num_servers=int(number(summary, "servers")) or history.count("server"),
         wall_s=wall_s,
         start_s=number(summary, "start_s") or origin_s,
         samples=samples,
-        updates=int(number(summary, "updates")) or len(history.times),
+        updates=len(history.times) or int(number(summary, "updates")),
         exit=exit_code if isinstance(exit_code, int) else None,
         sentence=words(history.end, "sentence"),
         curves=curves,
         num_left_out=num_left_out,
         rate=rate_curve([at - origin_s for at in history.times], history.clock),
-        stretches=_stretches(moves, pace, wall_s, samples),
-        moves=moves,
+        stretches=_stretches(changes, pace, wall_s, samples),
+        changes=changes,
+        decisions=decisions,
+        shares=_moved(history.shares, origin_s),
+        leads=_moved(history.leads, origin_s),
         marks=_marks(members, history, origin_s, wall_s),
         members=members,
         refusals=_refusals(history, origin_s),
@@ -149,14 +163,26 @@ def _since(member: Member, origin_s: float) -> Member:
     return member._replace(joined_s=member.joined_s - origin_s, left_s=member.left_s - origin_s if member.reason else 0.0)
 
 
-def _stretches(moves: list[Move], pace: str, wall_s: float, samples: float) -> list[Stretch]:
+def _moved(settings: list[Setting], origin_s: float) -> list[Setting]:
+    return [one._replace(at_s=max(0.0, one.at_s - origin_s)) for one in settings]
+
+
+def _mode(told: str, pace: str) -> str:
+    """What the run is called: its pace, or the policy that moved it."""
+    return told if told.partition(":")[0] in ("hybrid", "dssp") else pace
+
+
+def _stretches(changes: list[Change], pace: str, wall_s: float, samples: float) -> list[Stretch]:
+    moves = [change.move for change in changes]
     names = [moves[0].before, *(move.after for move in moves)] if moves else [pace]
     edges = [(0.0, 0.0), *((min(max(0.0, move.at_s), wall_s), move.samples) for move in moves), (wall_s, float(samples))]
-    return [Stretch(name, *start, *stop) for name, start, stop in zip(names, edges[:-1], edges[1:], strict=True) if stop[0] > start[0]]
+    whys = ["", *(move.why for move in moves)]
+    every = zip(names, edges[:-1], edges[1:], whys, strict=True)
+    return [Stretch(name, *start, *stop, why) for name, start, stop, why in every if stop[0] > start[0]]
 
 
 def _marks(members: list[Member], history: History, origin_s: float, wall_s: float) -> list[Mark]:
-    """Joins after the first fold and leaves before the last one."""
+    """Joins after the first fold, leaves before the last one, and restores."""
     marks: list[Mark] = []
     first_s = history.times[0] - origin_s if history.times else wall_s
     for member in members:
@@ -165,6 +191,10 @@ def _marks(members: list[Member], history: History, origin_s: float, wall_s: flo
             marks.append(Mark(member.joined_s, history.samples_at(member.joined_s + origin_s), f"{who} joined"))
         if member.reason and 0 < member.left_s < wall_s:
             marks.append(Mark(member.left_s, history.samples_at(member.left_s + origin_s), f"{who} left: {member.reason}"))
+    for move in history.moves:
+        if move.undone is not None:
+            told = f"restored, back from {move.before} to {move.after}: {move.why}"
+            marks.append(Mark(move.at_s - origin_s, move.samples, told, is_restore=True))
     return sorted(marks)
 
 
@@ -202,7 +232,7 @@ def _curves(run_dir: Path, origin_s: float) -> tuple[list[Curve], int]:
     return sorted(curves.values(), key=lambda curve: order_of(curve.name)), len(left_out)
 
 
-def _settings(run_dir: Path) -> list[Setting]:
+def _settings(run_dir: Path) -> list[Told]:
     """The rows of run.toml; none when it is not there or not readable, which a report does not end for."""
     try:
         written = tomllib.loads((run_dir / "run.toml").read_text(encoding="utf-8", errors="replace"))
@@ -210,7 +240,7 @@ def _settings(run_dir: Path) -> list[Setting]:
         return []
     origins, run = inner(written, "origin"), inner(written, "run")
     rows = {name: value for name, value in (run | written).items() if not isinstance(value, dict)}
-    return [Setting(name, _shown(value), words(origins, name)) for name, value in rows.items()]
+    return [Told(name, _shown(value), words(origins, name)) for name, value in rows.items()]
 
 
 def _shown(value: object) -> str:

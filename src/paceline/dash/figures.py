@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -63,8 +64,8 @@ def percent(part: float, whole: float) -> str:
 def short(value: float, step: float) -> str:
     """A tick's label: no more digits than `step` needs, thousands and millions by letter.
 
-    >>> short(20000, 5000), short(0.25, 0.05), short(1500000, 500000), short(0, 0.1)
-    ('20k', '0.25', '1.5M', '0')
+    >>> short(20000, 5000), short(0.25, 0.05), short(1500000, 500000), short(0, 0.1), short(2.5e-05, 5e-06)
+    ('20k', '0.25', '1.5M', '0', '2.5e-5')
     """
     if value == 0:
         return "0"
@@ -72,8 +73,13 @@ def short(value: float, step: float) -> str:
         if abs(value) >= unit and (step >= unit / 1000 or abs(value) >= 100 * unit):
             return f"{value / unit:.{_digits(step / unit)}f}{letter}"
     if step < 1e-4:
-        return f"{value:.{max(0, math.floor(math.log10(abs(value))) - math.floor(math.log10(step)))}e}"
+        return _brief(f"{value:.{max(0, math.floor(math.log10(abs(value))) - math.floor(math.log10(step)))}e}")
     return f"{value:.{_digits(step)}f}"
+
+
+def _brief(written: str) -> str:
+    """A number without what its exponent does not need: 5e-05 is 5e-5."""
+    return re.sub(r"e([+-])0?", lambda sign: f"e{sign[1].lstrip('+')}", written)
 
 
 def _digits(step: float) -> int:
@@ -120,7 +126,7 @@ class Scale(NamedTuple):
         factors = (1, 2, 5) if last - first <= 2 else (1, 3) if last - first <= 3 else (1,)
         every = max(1, (last - first) // 6)
         values = [factor * 10.0**decade for decade in range(first, last + 1, every) for factor in factors]
-        return [Tick(self.place(value), f"{value:g}") for value in values if self.low * 0.999 <= value <= self.high * 1.001]
+        return [Tick(self.place(value), _brief(f"{value:g}")) for value in values if self.low * 0.999 <= value <= self.high * 1.001]
 
 
 def nice_step(least: float) -> float:

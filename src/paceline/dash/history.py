@@ -1,4 +1,4 @@
-"""The events of a run gathered in one pass: the sample clock, stalenesses, moves of the pace, members, refusals.
+"""The events of a run gathered in one pass: the sample clock, stalenesses, moves of the pace, parts, members, refusals.
 
 Whatever a run does, what is kept has a cap, except two numbers an update.
 """
@@ -17,13 +17,23 @@ Row = Mapping[str, object]
 
 
 class Move(NamedTuple):
-    """A change of pace."""
+    """A change of pace. `undone` samples were taken back with it when it restored an earlier state, else it is None."""
 
     at_s: float
     samples: float
     before: str
     after: str
     why: str
+    undone: int | None = None
+
+
+class Setting(NamedTuple):
+    """From `at_s` on, `value` is what a worker's part of a batch, or its bound on the lead, was set to."""
+
+    at_s: float
+    samples: float
+    worker: int
+    value: float
 
 
 class Member(NamedTuple):
@@ -75,6 +85,8 @@ class History:
         self.folded: Counter[int] = Counter()
         self.first_pace = ""
         self.moves: list[Move] = []
+        self.shares: list[Setting] = []
+        self.leads: list[Setting] = []
         self.members: list[Member] = []
         self.refusals: dict[str, Refusals] = {}
         self.end: Row = {}
@@ -86,6 +98,9 @@ class History:
             "update": self._update,
             "refuse": self._refuse,
             "pace": self._pace,
+            "restore": self._restore,
+            "shares": self._share,
+            "lead": self._lead,
             "end": self._end,
         }
 
@@ -126,8 +141,25 @@ class History:
         self.refusals[reason] = old._replace(last_s=at_s)
 
     def _pace(self, at_s: float, event: Row) -> None:
+        self._move(at_s, event, None)
+
+    def _restore(self, at_s: float, event: Row) -> None:
+        self._move(at_s, event, int(number(event, "undone")))
+
+    def _move(self, at_s: float, event: Row, undone: int | None) -> None:
         if len(self.moves) < _MOST_KEPT:
-            self.moves.append(Move(at_s, self.samples_at(at_s), words(event, "from"), words(event, "to"), words(event, "why")))
+            samples = number(event, "samples") or self.samples_at(at_s)
+            self.moves.append(Move(at_s, samples, words(event, "from"), words(event, "to"), words(event, "why"), undone))
+
+    def _share(self, at_s: float, event: Row) -> None:
+        parts = inner(event, "parts")
+        if len(self.shares) < _MOST_KEPT:
+            told = ((int(worker), number(parts, worker)) for worker in parts if worker.isdecimal())
+            self.shares += [Setting(at_s, self.samples_at(at_s), worker, part) for worker, part in told]
+
+    def _lead(self, at_s: float, event: Row) -> None:
+        if len(self.leads) < _MOST_KEPT:
+            self.leads.append(Setting(at_s, self.samples_at(at_s), int(number(event, "worker")), number(event, "lead")))
 
     def _join(self, at_s: float, event: Row) -> None:
         if len(self.members) < _MOST_KEPT:

@@ -59,7 +59,7 @@ def table(head: Iterable[Content], rows: Iterable[Iterable[Content]], *, numeric
     return tag("div", tag("table", tag("thead", cells("th", head)), body), class_="scroll")
 
 
-def embedded_json(value: object) -> Markup:
+def embedded_json(value: object, **attributes: object) -> Markup:
     """Data for the page's script; `<` and `&` are written as escapes, so that the data cannot end its element."""
     data = msgspec.json.encode(value).decode().replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-    return tag("script", Markup(data), type="application/json")
+    return tag("script", Markup(data), type="application/json", **attributes)

@@ -24,6 +24,11 @@
     const whole = Math.round(value);
     return whole < 3600 ? `${Math.floor(whole / 60)} min ${whole % 60} s` : `${Math.floor(whole / 3600)} h ${Math.floor((whole % 3600) / 60)} min`;
   };
+  const reasons = JSON.parse(document.getElementById("reasons")?.textContent ?? "[]");
+  const why = (stripe) => {
+    const text = reasons[stripe.dataset.why];
+    return text ? [element("div", "why", text)] : [];
+  };
   const nearest = (sorted, wanted) => {
     let low = 0, high = sorted.length - 1;
     while (low < high) {
@@ -35,7 +40,7 @@
 
   document.addEventListener("pointermove", (event) => {
     const told = event.target.closest("[data-tip]");
-    if (told) say([told.dataset.tip], event.clientX, event.clientY);
+    if (told) say([told.dataset.tip, ...why(told)], event.clientX, event.clientY);
     else if (!event.target.closest(".plot")) tip.hidden = true;
   });
   document.addEventListener("scroll", () => { tip.hidden = true; }, { passive: true });
@@ -51,6 +56,8 @@
       const [low, high, value] = data.log ? [...data.y, Math.max(y, data.y[0] / 10)].map(Math.log10) : [...data.y, y];
       return (value - low) / (high - low);
     };
+    const strips = [...axes.querySelectorAll(".strip")].map((strip) =>
+      [strip.dataset.run, [...strip.querySelectorAll("span")].map((stripe) => [parseFloat(stripe.style.left), parseFloat(stripe.style.width), stripe])]);
     const cursor = element("span", "cursor", "");
     const points = lines.map((line) => element("span", `point c${line.colour}`, ""));
     let at = 0;
@@ -73,6 +80,11 @@
         if (range && range[0] !== range[1]) row.append(` (${decimal(range[0])} to ${decimal(range[1])})`);
         parts.push(row);
       });
+      for (const [run, stripes] of strips) {
+        const found = stripes.find(([left, width]) => left <= 100 * across(x) && 100 * across(x) < left + width);
+        if (!found) continue;
+        parts.push(element("div", "", `${run ? `${run} in ` : "pace "}${found[2].dataset.pace}`), ...why(found[2]));
+      }
       cursor.style.left = `${100 * across(x)}%`;
       plot.append(cursor);
       say(parts, box.left + across(x) * box.width, clientY);

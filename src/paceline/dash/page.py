@@ -12,6 +12,7 @@ from paceline.errors import WriteError
 
 _STYLE = Path(__file__).with_name("page.css")
 _SCRIPT = Path(__file__).with_name("page.js")
+_MOST_OPEN = 24
 
 
 def page(title: str, *sections: Content) -> Markup:
@@ -35,6 +36,11 @@ def page(title: str, *sections: Content) -> Markup:
 def section(title: str, *content: Content, wide: bool = True) -> Markup:
     """A part of a page under its heading."""
     return tag("section", tag("h2", title), *content, class_="wide" if wide else None)
+
+
+def folded(content: Markup, num_rows: int) -> Markup:
+    """A table, which is shut until it is asked for when it is long."""
+    return content if num_rows <= _MOST_OPEN else tag("details", tag("summary", f"{num_rows} rows"), content)
 
 
 def switch() -> Markup:

@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from paceline.dash.bands import paces_keys, reasons, strip
 from paceline.dash.bars import staleness_histogram, worker_bars
-from paceline.dash.chart import MOST_CHARTS, Frame, Line, chart_grid, line_chart, points_for
+from paceline.dash.chart import MOST_CHARTS, Frame, Line, chart_grid, legend, line_chart, points_for
 from paceline.dash.curve import Curve
 from paceline.dash.digest import Digest, read_digest
 from paceline.dash.figures import count, decimal, percent, seconds, size
 from paceline.dash.markup import Markup, table, tag
-from paceline.dash.page import page, section, switch, write_page
+from paceline.dash.moves import MOST_ROWS, changes_of_pace, parts_over_time
+from paceline.dash.page import folded, page, section, switch, write_page
+from paceline.errors import ExitCode
 
 REPORT = "report.html"
 
-_MOST_ROWS = 100
 _MOST_MARKS = 8
+_STOPPED: dict[int, str] = {ExitCode.INTERRUPTED: "Interrupted.", ExitCode.TERMINATED: "Terminated."}
 
 
 def write_report(run_dir: Path) -> Path:
@@ -26,7 +29,8 @@ def write_report(run_dir: Path) -> Path:
     """
     digest = read_digest(run_dir)
     title = digest.script or digest.name
-    document = page(f"{title} · Paceline", *_header(digest, title), *_charts(digest), *_times(digest), *_books(digest), *_tables(digest))
+    parts = (*_header(digest, title), *_progress(digest), *_times(digest), *_books(digest), *_tables(digest))
+    document = page(f"{title} · Paceline", *parts)
     return write_page(run_dir / REPORT, document)
 
 
@@ -50,13 +54,15 @@ def verdict(digest: Digest) -> str:
 def _header(digest: Digest, title: str) -> tuple[Markup, ...]:
     crew = f"{_plural(digest.num_workers, 'worker')}, {_plural(digest.num_servers, 'server')}"
     top = tag("p", "Paceline run report", class_="eyebrow")
-    line = tag("p", tag("b", _paces(digest)), f" · {crew} · {digest.name}", class_="lead")
+    told = _paces(digest)
+    mode = f" · {digest.mode}" if digest.mode not in (digest.pace, told) else ""
+    line = tag("p", tag("b", told), f"{mode} · {crew} · {digest.name}", class_="lead")
     return tag("header", top, tag("h1", title), line, _state(digest)), _tiles(digest)
 
 
 def _paces(digest: Digest) -> str:
     names = [stretch.pace for stretch in digest.stretches] or [digest.pace or "no pace"]
-    return " → ".join(names if len(names) <= 5 else [*names[:2], f"{len(names) - 3} more", names[-1]])
+    return " → ".join(names if len(names) <= 5 else [*names[:2], f"{count(len(names) - 3)} more", names[-1]])
 
 
 def _state(digest: Digest) -> Markup:
@@ -69,7 +75,9 @@ def _state(digest: Digest) -> Markup:
         )
     if digest.exit == 0:
         return tag("p", tag("b", "Finished."), f" {digest.sentence}".rstrip(), class_="state good")
-    return tag("p", tag("b", f"Failed with exit code {digest.exit}."), f" {digest.sentence}".rstrip(), class_="state bad")
+    stopped = _STOPPED.get(digest.exit)
+    told = stopped or f"Failed with exit code {digest.exit}."
+    return tag("p", tag("b", told), f" {digest.sentence}".rstrip(), class_=f"state {'open' if stopped else 'bad'}")
 
 
 def _tiles(digest: Digest) -> Markup:
@@ -90,24 +98,33 @@ def _plural(number: int, noun: str) -> str:
     return f"{count(number)} {noun}{'' if number == 1 else 's'}"
 
 
-def _charts(digest: Digest) -> tuple[Markup, ...]:
+def _progress(digest: Digest) -> tuple[Markup, ...]:
     curves = [curve for curve in [*digest.curves, digest.rate] if len(curve)]
     if not curves:
-        return (section("Progress", tag("p", "The script logged nothing, and too few updates were made for a curve.", class_="empty")),)
+        missing = tag("p", "The script logged nothing, and too few updates were made for a curve.", class_="empty")
+        return section("Progress", missing), *_moves(digest, Frame(digest.wall_s, digest.samples))
     shown = curves[:MOST_CHARTS]
     most = points_for(len(shown))
     lines = [Line(curve.name, curve.points(most), curve.is_smoothed, from_zero=curve is digest.rate) for curve in shown]
     points = [point for line in lines for point in line.points]
+    band = strip("", digest.stretches, {})
+    strips = [band] if band else []
     frame = Frame(
         max(digest.wall_s, *(point.wall_s for point in points)),
         max(digest.samples, *(point.samples for point in points)),
-        digest.stretches,
+        strips,
         digest.marks,
     )
     charts = (line_chart(line.name, [line], frame, _note(curve)) for line, curve in zip(lines, shown, strict=True))
     hidden = len(curves) - len(shown) + digest.num_left_out
     rest = tag("p", f"{_plural(hidden, 'further metric')} logged and not drawn.", class_="note") if hidden else None
-    return (section("Progress", switch(), chart_grid(list(charts)), _happened(digest), rest, _silent(digest.curves)),)
+    content = (switch(), legend((), paces_keys(strips, {})), chart_grid(list(charts)), _happened(digest), rest, _silent(digest.curves))
+    return section("Progress", *content, reasons(strips)), *_moves(digest, frame)
+
+
+def _moves(digest: Digest, frame: Frame) -> list[Markup]:
+    changes = changes_of_pace(digest)
+    return [*([changes] if changes else []), *parts_over_time(digest, frame)]
 
 
 def _happened(digest: Digest) -> Markup | None:
@@ -161,13 +178,7 @@ def _books(digest: Digest) -> tuple[Markup, ...]:
 
 
 def _tables(digest: Digest) -> tuple[Markup, ...]:
-    return tuple(part for part in (_moves(digest), _settings(digest), _members(digest)) if part is not None)
-
-
-def _moves(digest: Digest) -> Markup | None:
-    rows = [(seconds(move.at_s), count(move.samples), move.before, move.after, move.why) for move in digest.moves[:_MOST_ROWS]]
-    head = ("wall time", "samples", "from", "to", "why")
-    return section("Changes of pace", table(head, rows), _more(len(digest.moves))) if rows else None
+    return tuple(part for part in (_settings(digest), _members(digest)) if part is not None)
 
 
 def _refusals(digest: Digest) -> Markup:
@@ -180,7 +191,7 @@ def _refusals(digest: Digest) -> Markup:
             _workers(sorted(one.workers)),
             f"{seconds(max(0.0, one.first_s))} to {seconds(max(0.0, one.last_s))}",
         )
-        for one in digest.refusals[:_MOST_ROWS]
+        for one in digest.refusals[:MOST_ROWS]
     ]
     return section(
         "Refused gradients", table(("reason", "count", "workers", "when"), rows, numeric=[1]), _more(len(digest.refusals)), wide=False
@@ -192,36 +203,32 @@ def _workers(ids: Sequence[int]) -> str:
 
 
 def _members(digest: Digest) -> Markup | None:
+    unfinished = "not recorded" if digest.exit is None else "at the end of the run"
     rows = [
         (
             f"{member.role} {member.id}",
             f"{member.host} ({member.pid})",
             "start" if member.joined_s <= 0 else seconds(member.joined_s),
-            f"{seconds(max(0.0, member.left_s))}, {member.reason}" if member.reason else "stayed",
+            f"{seconds(max(0.0, member.left_s))}, {member.reason}" if member.reason else unfinished,
         )
-        for member in digest.members[:_MOST_ROWS]
+        for member in digest.members[:MOST_ROWS]
     ]
     if not rows:
         return None
     return section(
-        "Members", _folded(table(("member", "host (pid)", "joined", "left"), rows), len(rows)), _more(len(digest.members)), wide=False
+        "Members", folded(table(("member", "host (pid)", "joined", "left"), rows), len(rows)), _more(len(digest.members)), wide=False
     )
 
 
 def _settings(digest: Digest) -> Markup:
     if not digest.settings:
         return section("Settings", tag("p", "No run.toml is there.", class_="empty"), wide=False)
-    return section("Settings", _folded(table(("setting", "value", "from"), digest.settings[:_MOST_ROWS]), len(digest.settings)), wide=False)
-
-
-def _folded(content: Markup, num_rows: int) -> Markup:
-    """Long tables are shut until they are asked for."""
-    return content if num_rows <= 24 else tag("details", tag("summary", f"{num_rows} rows"), content)
+    return section("Settings", folded(table(("setting", "value", "from"), digest.settings[:MOST_ROWS]), len(digest.settings)), wide=False)
 
 
 def _more(num_rows: int) -> Markup | None:
     return (
-        tag("p", f"The first {_MOST_ROWS} of {count(num_rows)}; all of them are in events.jsonl.", class_="note")
-        if num_rows > _MOST_ROWS
+        tag("p", f"The first {MOST_ROWS} of {count(num_rows)}; all of them are in events.jsonl.", class_="note")
+        if num_rows > MOST_ROWS
         else None
     )
