@@ -14,7 +14,7 @@ from paceline.pace import Pace
 
 
 class Address(NamedTuple):
-    """Who a message is from or for: `role` is coordinator, worker, server or supervisor."""
+    """Who a message is from or for: `role` is coordinator, worker, server, supervisor or advisor."""
 
     role: str
     id: int = 0
@@ -560,6 +560,33 @@ class Remark(Message, frozen=True):
     sentence: str
 
 
+# --- coordinator <-> the user's own policy ---------------------------------------------------------------
+
+
+class Loaded(Message, frozen=True):
+    """The policy's file is loaded and the function is there; `error` says why not."""
+
+    error: str = ""
+
+
+class Ask(Message, frozen=True):
+    """What is the next pace? `signals` is the msgpack of Signals, `history` that of a list of Move."""
+
+    number: int
+    signals: bytes
+    history: bytes
+
+
+class Advice(Message, frozen=True):
+    """The answer to an Ask: a pace's name, empty to stay, and why. `error` says what is wrong with it, `fault` of which kind."""
+
+    number: int
+    pace: str = ""
+    why: str = ""
+    fault: str = ""
+    error: str = ""
+
+
 WorkerToCoordinator = (
     Hello | Seeded | Attached | Enter | Drawn | LeaseRequest | Begin | GiveBack | Ready | AtEnd | Meet | Log
     | SnapshotRequest | Load | StopRun | Bye | Failed
@@ -570,9 +597,11 @@ CoordinatorToServer = Serve | Accept | Fold | Factor | SetPace | Keep | Restore 
 WorkerToServer = Attach | Pull
 ServerToWorker = Params | Linked | State | Halt
 ToSupervisor = Progress | Remark | Failed
+AboutPolicy = Loaded | Ask | Advice
 
 AnyMessage = (
     WorkerToCoordinator | ServerToCoordinator | CoordinatorToWorker | CoordinatorToServer | WorkerToServer | ServerToWorker | ToSupervisor
+    | AboutPolicy
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

@@ -10,7 +10,19 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import ConfigError
-from paceline.trace.record import EVENTS, FLUSH_S, METRICS, RunRecord, metrics_of, read_events, read_metrics, read_summary, write_summary
+from paceline.trace.record import (
+    DECISIONS,
+    EVENTS,
+    FLUSH_S,
+    METRICS,
+    RunRecord,
+    each_decision,
+    metrics_of,
+    read_events,
+    read_metrics,
+    read_summary,
+    write_summary,
+)
 
 
 def test_events_are_read_back_in_order_with_the_kind_first_and_the_time_second(tmp_path: Path) -> None:
@@ -22,6 +34,21 @@ def test_events_are_read_back_in_order_with_the_kind_first_and_the_time_second(t
     assert [list(event)[:2] for event in events] == [["event", "t_s"]] * 2
     assert [event["t_s"] for event in events] == [0.5, 1.25]
     assert events[1] == {"event": "refuse", "t_s": 1.25, "worker": 1, "step": 4, "reason": "late"}
+
+
+def test_decisions_have_a_file_of_their_own_as_soon_as_there_is_one(tmp_path: Path) -> None:
+    record = RunRecord(tmp_path, start_s=100.0)
+    assert not (tmp_path / DECISIONS).exists()
+    record.decide({"event": "decision", "number": 1, "inputs": {"rate": 3.5, "none": math.nan}}, 100.5)
+    record.decide({"event": "restore", "version": 9}, 100.75)
+    assert record.deadline_s == 100.5 + FLUSH_S
+    record.flush_if_due(101.0)
+    assert [next(iter(row)) for row in each_decision(tmp_path)] == ["t_s"] * 2
+    record.close({"exit": 0})
+    assert list(each_decision(tmp_path)) == [
+        {"t_s": 0.5, "event": "decision", "number": 1, "inputs": {"rate": 3.5, "none": None}},
+        {"t_s": 0.75, "event": "restore", "version": 9},
+    ]
 
 
 def test_an_event_without_a_kind_is_refused(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The run directory's record: events.jsonl, metrics.jsonl and summary.json, written and read back.
+"""The run directory's record: events.jsonl, metrics.jsonl, decisions.jsonl and summary.json, written and read back.
 
 Lines are gathered in memory and written whole, at most `FLUSH_S` later; a write that fails is a WriteError, never
 a silent loss. A reader takes a file as a crash left it: its last line may be torn.
@@ -86,6 +86,7 @@ class RunRecord:
             raise _unwritten(run_dir, error) from error
         self._events = _Lines(run_dir / EVENTS)
         self._metrics = _Lines(run_dir / METRICS)
+        self._decisions: _Lines | None = None
         _reserve_summary(run_dir)
 
     @property
@@ -105,6 +106,12 @@ class RunRecord:
         row |= {f"{name}_" if name in _METRIC_FIELDS else name: value for name, value in metrics.items()}
         self._add(self._metrics, row, now_s)
 
+    def decide(self, record: Mapping[str, object], now_s: float) -> None:
+        """Append one line about what the policy decided; only the first one makes the file."""
+        if self._decisions is None:
+            self._decisions = _Lines(self._run_dir / DECISIONS)
+        self._add(self._decisions, {"t_s": self._since_start(now_s)} | dict(record), now_s)
+
     def flush_if_due(self, now_s: float) -> None:
         """Write what has been pending for `FLUSH_S`. Raises WriteError."""
         if self._deadline_s is not None and now_s >= self._deadline_s:
@@ -112,8 +119,8 @@ class RunRecord:
 
     def flush(self) -> None:
         """Write everything that is pending. Raises WriteError."""
-        self._events.flush()
-        self._metrics.flush()
+        for lines in self._files:
+            lines.flush()
         self._deadline_s = None
 
     def close(self, summary: Mapping[str, object]) -> None:
@@ -121,9 +128,13 @@ class RunRecord:
         try:
             self.flush()
         finally:
-            self._events.close()
-            self._metrics.close()
+            for lines in self._files:
+                lines.close()
             write_summary(self._run_dir, summary)
+
+    @property
+    def _files(self) -> list[_Lines]:
+        return [lines for lines in (self._events, self._metrics, self._decisions) if lines is not None]
 
     def _since_start(self, now_s: float) -> float:
         return round(now_s - self._start_s, 6)
