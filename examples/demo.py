@@ -1,6 +1,7 @@
-"""Three paces on the same job with one slow worker: who waits, how long it takes, and what it costs in accuracy.
+"""The same job in sync, async and hybrid, with a worker that is slow for a while: how long it takes, and what it costs in accuracy.
 
-`make demo`. Runs `paceline run` once for each pace, prints a table and writes a page that compares the runs.
+`make demo`. Runs `paceline run` once for each, prints a table with the moves of the hybrid run and the reasons for
+them, and writes a page that compares the runs.
 """
 
 from __future__ import annotations
@@ -12,16 +13,28 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from paceline.dash.compare import compare_page
-from paceline.settings import slow_list
+from paceline.dash.decisions import Change
+from paceline.dash.digest import read_digest
+from paceline.settings import Slow, slow_list
 from paceline.trace.record import read_metrics, read_summary
 
-PACES = ("sync", "async", "ssp:3")
+PACES = ("sync", "async", "hybrid")
 SCRIPT = Path(__file__).with_name("mnist.py")
 LIMIT_S = 240.0
+
+
+class Move(NamedTuple):
+    """A change of pace: after which share of the samples, what to, why, and whether it took an earlier one back."""
+
+    share: float
+    to: str
+    why: str
+    restored: bool
 
 
 class Outcome(NamedTuple):
@@ -33,6 +46,7 @@ class Outcome(NamedTuple):
     best_accuracy: float
     staleness: float
     wait_share: float
+    moves: list[Move]
 
 
 def train(pace: str, out: Path, args: argparse.Namespace) -> None:
@@ -72,18 +86,24 @@ def outcome(pace: str, out: Path) -> Outcome:
         max(accuracies),  # type: ignore[type-var]
         summary["staleness"]["mean"],
         wait_s / (compute_s + wait_s),
+        [_move(change, summary["samples"]) for change in read_digest(out).changes],
     )
 
 
+def _move(change: Change, samples: int) -> Move:
+    move = change.move
+    return Move(move.samples / samples if change.share is None else change.share, move.after, move.why, move.undone is not None)
+
+
 def table(title: str, outcomes: list[Outcome]) -> Table:
-    """The outcomes side by side: times relative to the first, the best accuracy, the mean staleness, the time spent waiting."""
-    shown = Table(title=title, title_justify="left")
-    shown.add_column("pace")
-    for column in ("wall time", "relative", "samples/s", "best accuracy", "staleness", "waiting"):
+    """The outcomes side by side: moves, times relative to the first, the best accuracy, the mean staleness, the time spent waiting."""
+    shown = Table(title=title, title_justify="left", box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    shown.add_column("pace", no_wrap=True)
+    for column in ("time", "ratio", "samples/s", "best\naccuracy", "mean\nstaleness", "waiting"):
         shown.add_column(column, justify="right")
     for one in outcomes:
         shown.add_row(
-            one.pace,
+            "\n".join([one.pace, *(f"  {told(move)}" for move in one.moves)]),
             f"{one.wall_s:.1f} s",
             f"{one.wall_s / outcomes[0].wall_s:.2f}",
             f"{one.samples_per_s:,.0f}",
@@ -94,6 +114,17 @@ def table(title: str, outcomes: list[Outcome]) -> Table:
     return shown
 
 
+def told(move: Move) -> str:
+    """A move in a few words."""
+    return f"back to {move.to} at {move.share:.0%}" if move.restored else f"{move.to} from {move.share:.0%}"
+
+
+def slowed(slow: Slow) -> str:
+    """Who is slow, and when."""
+    when = "" if (slow.start, slow.stop) == (0.0, 1.0) else f" from {slow.start:.0%} to {slow.stop:.0%} of the work"
+    return f"worker {slow.worker} {slow.factor:g} times slower{when}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=15)
@@ -101,19 +132,26 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--slow", type=slow_list, default="1=4", help="as of `paceline run`: worker 1 is four times slower")
+    parser.add_argument(
+        "--slow", type=slow_list, default="1=3@0.33-0.66", help="as of `paceline run`: worker 1 is three times slower in the middle"
+    )
     parser.add_argument("--out", type=Path, default=Path("runs", f"demo-{datetime.now(UTC):%Y%m%d-%H%M%S}"))
     args = parser.parse_args()
 
-    told = ", ".join(f"worker {slow.worker} {slow.factor:g} times slower" for slow in args.slow)
+    who = ", ".join(map(slowed, args.slow))
     console = Console()
     runs = {pace: args.out / pace.replace(":", "-") for pace in PACES}
     for pace, out in runs.items():
-        console.rule(f"{pace}: {args.workers} workers, {told}", align="left")
+        console.rule(f"{pace}: {args.workers} workers, {who}", align="left")
         train(pace, out, args)
     console.print()
-    title = f"MNIST digits on {args.workers} workers, {told}"
-    console.print(table(title, [outcome(pace, out) for pace, out in runs.items()]))
+    title = f"MNIST digits on {args.workers} workers, {who}"
+    outcomes = [outcome(pace, out) for pace, out in runs.items()]
+    console.print(table(title, outcomes))
+    console.print()
+    for one in outcomes:
+        for move in one.moves:
+            console.print(f"{one.pace}, {told(move)}: {move.why}", highlight=False, soft_wrap=True)
     comparison = compare_page(list(runs.values()), args.out / "compare.html", title)
     for name, page in [("comparison", comparison), *((f"report of {pace}", out / "report.html") for pace, out in runs.items())]:
         console.print(f"{name}: {page}", highlight=False, soft_wrap=True)
