@@ -49,10 +49,10 @@ class Port:
 
 
 class Job:
-    """Coordinator and servers for `num_workers`; settings as on the command line."""
+    """Coordinator and servers for `num_workers`, in lockstep unless told otherwise; settings as on the command line."""
 
     def __init__(self, num_workers: int = 1, num_servers: int = 1, **settings: object) -> None:
-        given = {"workers": num_workers, "servers": num_servers, **settings}
+        given = {"workers": num_workers, "servers": num_servers, "pace": "sync", **settings}
         self.resolved = resolve(cores=1, stamp="", command_line=given)
         self.queue: deque[tuple[Address, Address, Message, tuple[int, ...]]] = deque()
         self.coordinator = Coordinator(job_settings(self.resolved), 0.0)

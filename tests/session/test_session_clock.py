@@ -82,6 +82,19 @@ def test_a_plateau_scheduler_gets_its_metric() -> None:
     assert opt.param_groups[0]["lr"] == pytest.approx(0.1)
 
 
+def test_the_exchange_is_the_part_of_a_wait_after_the_leave_to_go_on() -> None:
+    now = Now()
+    meter = Meter(lambda: now.s, lambda: now.cpu_s)
+    for let_go_s in (2.0, None, 24.0):
+        with meter.waiting():
+            if let_go_s is not None:
+                now.s = let_go_s
+                meter.let_go()
+            now.s += 3.0
+    assert meter.take() == Spent(compute_s=0.0, wait_s=27.0, cpu_s=0.0, exchange_s=6.0)
+    assert meter.take() == Spent(0.0, 0.0, 0.0)
+
+
 def test_computing_and_waiting_are_told_apart() -> None:
     now = Now()
     meter = Meter(lambda: now.s, lambda: now.cpu_s)

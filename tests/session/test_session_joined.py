@@ -16,7 +16,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from inprocess import PAUSE, Job
 from paceline.errors import UsageError
 from paceline.logic.partition import arena_map, layout_of
-from paceline.messages import Draw, Drawn, EpochOver, Hello, ModelSpec
+from paceline.messages import Address, Draw, Drawn, Enter, EpochOver, Hello, Message, ModelSpec, Ready
+from paceline.roles.effects import Effect
 from paceline.roles.worker import Gradient, WorkerRole
 from paceline.session.batches import batch_list
 from paceline.session.joined import Joined
@@ -367,6 +368,31 @@ def test_without_a_loader_a_step_counts_one_sample() -> None:
     assert job.coordinator.job.accounts.samples == len(job.updates()) == 10
     with pytest.raises(UsageError, match="without a batch"):
         opt.step()
+
+
+def test_the_coordinator_hears_of_the_planned_epochs_and_of_what_the_exchange_took() -> None:
+    model, opt = model_of()
+    model.eval()
+    loader = DataLoader(Numbers(8), batch_size=2)
+    job = Job(pace="async")
+    heard: list[Message] = []
+    handle = job.coordinator.handle
+
+    def listening(sender: Address, message: Message, now_s: float) -> list[Effect]:
+        heard.append(message)
+        return handle(sender, message, now_s)
+
+    job.coordinator.handle = listening  # type: ignore[method-assign]
+    run = join(job, model, opt, loader)
+    for _ in run.epochs(2):
+        for x in loader:
+            opt.zero_grad()
+            backward(model, x)
+            opt.step()
+    assert [message.planned for message in heard if isinstance(message, Enter)] == [2, 2]
+    readies = [message for message in heard if isinstance(message, Ready)]
+    assert len(readies) == 8
+    assert all(0.0 < ready.exchange_s <= ready.wait_s for ready in readies)
 
 
 # --- with another worker ----------------------------------------------------------------------------------

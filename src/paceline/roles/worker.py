@@ -82,6 +82,7 @@ class Gradient(NamedTuple):
     compute_s: float = 0.0
     wait_s: float = 0.0
     pulled_bytes: int = 0
+    exchange_s: float = 0.0
 
 
 class WorkerRole:
@@ -135,9 +136,9 @@ class WorkerRole:
 
     # --- epochs and leases --------------------------------------------------------------------------------
 
-    def enter(self, epoch: int, *, ledger: bool) -> Talk[tuple[Draw | Plan, tuple[int, ...]]]:
-        """Begin an epoch: either draw its batch list, or get the one that another worker drew."""
-        yield Send(COORDINATOR, Enter(epoch, ledger))
+    def enter(self, epoch: int, *, ledger: bool, planned: int = 0) -> Talk[tuple[Draw | Plan, tuple[int, ...]]]:
+        """Begin an epoch, one of `planned` in all: either draw its batch list, or get the one that another worker drew."""
+        yield Send(COORDINATOR, Enter(epoch, ledger, planned))
         while True:
             delivery = yield Receive("open the epoch, when every worker has ended the last one")
             if isinstance(delivery.message, Draw | Plan):
@@ -211,6 +212,7 @@ class WorkerRole:
                 compute_s=gradient.compute_s,
                 wait_s=gradient.wait_s,
                 pulled_bytes=gradient.pulled_bytes,
+                exchange_s=gradient.exchange_s,
             ),
         )
         self.started.clear()

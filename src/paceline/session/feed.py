@@ -118,7 +118,7 @@ class Leases(Feed):
     def _enter(self) -> None:
         """Get the epoch's batch list, or draw it for all."""
         role = self.worker.role
-        answer, attachments = self.worker.converse(role.enter(self.epoch, ledger=True))
+        answer, attachments = self.worker.converse(role.enter(self.epoch, ledger=True, planned=self.worker.planned_epochs))
         if isinstance(answer, Draw):
             split = self._sampling.split(answer.epoch, self._rules._replace(num_workers=answer.num_workers))
             answer, attachments = self.worker.converse(role.drawn(split.drawn, split.batches.pack()))
@@ -172,7 +172,7 @@ class Stride(Feed):
     def work(self) -> Iterator[Any]:
         """Batches until the dataset ends or the run stops."""
         role = self.worker.role
-        self.worker.converse(role.enter(self.epoch, ledger=False))
+        self.worker.converse(role.enter(self.epoch, ledger=False, planned=self.worker.planned_epochs))
         self.is_open = True
         for batch in self._loader:
             if not role.granted and not self.worker.begin(self.epoch):
@@ -189,7 +189,7 @@ class Steps(Feed):
         """Begin an epoch and let the first step start."""
         role = self.worker.role
         self.entered = self.epoch
-        self.worker.converse(role.enter(self.epoch, ledger=False))
+        self.worker.converse(role.enter(self.epoch, ledger=False, planned=self.worker.planned_epochs))
         self.is_open = True
         self.worker.begin(self.epoch)
         self.worker.begin_epoch()

@@ -1,4 +1,4 @@
-"""A worker's time, split into computing and waiting for the others."""
+"""A worker's time, split into computing and waiting for the others, and of that waiting what the exchange took."""
 
 from __future__ import annotations
 
@@ -9,20 +9,25 @@ from typing import NamedTuple
 
 
 class Spent(NamedTuple):
-    """Wall seconds of computing and of waiting, processor seconds of computing."""
+    """Wall seconds of computing and of waiting, processor seconds of computing; `exchange_s` is part of `wait_s`."""
 
     compute_s: float
     wait_s: float
     cpu_s: float
+    exchange_s: float = 0.0
 
 
 class Meter:
-    """Counts computing from `begin`, waiting inside `waiting()`; what lies between steps and loops counts as neither."""
+    """Counts computing from `begin`, waiting inside `waiting()`; what lies between steps and loops counts as neither.
+
+    The exchange of a wait is what follows `let_go`: the worker might go on, had it the parameters.
+    """
 
     def __init__(self, now_s: Callable[[], float] = time.perf_counter, cpu_s: Callable[[], float] = time.process_time) -> None:
         self._now_s, self._cpu_s = now_s, cpu_s
         self._since: tuple[float, float] | None = None
-        self._compute_s = self._wait_s = self._used_s = 0.0
+        self._let_go_s: float | None = None
+        self._compute_s = self._wait_s = self._used_s = self._exchange_s = 0.0
 
     def begin(self) -> None:
         """The worker computes from now on."""
@@ -44,19 +49,27 @@ class Meter:
         try:
             yield
         finally:
-            self._wait_s += self._now_s() - start_s
+            end_s = self._now_s()
+            self._wait_s += end_s - start_s
+            if self._let_go_s is not None:
+                self._exchange_s += end_s - self._let_go_s
+                self._let_go_s = None
             if was_computing:
                 self.begin()
+
+    def let_go(self) -> None:
+        """Inside `waiting()`: the others let this worker go on; from here to the end it waits for what it reads."""
+        self._let_go_s = self._now_s()
 
     def spent(self) -> Spent:
         """What has been counted since the last `take`, up to now."""
         if self._since is not None:
             self.end()
             self.begin()
-        return Spent(self._compute_s, self._wait_s, self._used_s)
+        return Spent(self._compute_s, self._wait_s, self._used_s, self._exchange_s)
 
     def take(self) -> Spent:
         """What has been counted since the last call; the count begins anew."""
         spent = self.spent()
-        self._compute_s = self._wait_s = self._used_s = 0.0
+        self._compute_s = self._wait_s = self._used_s = self._exchange_s = 0.0
         return spent

@@ -8,6 +8,8 @@ from typing import TypeVar
 
 from paceline.engine.link import Link
 from paceline.errors import UsageError
+from paceline.messages import Start
+from paceline.roles.effects import Send
 from paceline.roles.worker import Gradient, Talk, WorkerRole
 from paceline.session.meter import Meter
 from paceline.session.run import say
@@ -53,13 +55,28 @@ class Worker:
         """Carry a conversation out; afterwards the parameters are where the role reads them. It has `reads` pulls."""
         try:
             with self.meter.waiting():
-                said = self.link.drive(talk)
+                said = self.link.drive(self._metered(talk))
         except BaseException:
             self.is_broken = True
             raise
         self._pulled_bytes += reads * self.replica.parameter_bytes
         self.replica.point(self.role.in_place)
         return said
+
+    def _metered(self, talk: Talk[T]) -> Talk[T]:
+        """The same conversation; the meter hears of the leave to go on."""
+        try:
+            wanted = next(talk)
+            while True:
+                delivery = yield wanted
+                if isinstance(wanted, Send):
+                    wanted = next(talk)
+                    continue
+                if isinstance(delivery.message, Start):
+                    self.meter.let_go()
+                wanted = talk.send(delivery)
+        except StopIteration as end:
+            return end.value
 
     def begin(self, epoch: int) -> bool:
         """Ask to compute on what is next in `epoch`; a first one of a step reads the parameters anew."""
@@ -128,6 +145,7 @@ class Worker:
                 compute_s=compute_s,
                 wait_s=spent.wait_s,
                 pulled_bytes=self._pulled_bytes,
+                exchange_s=spent.exchange_s,
             )
         )
         self._last_samples, self._samples, self._pulled_bytes = self._samples, 0, 0
