@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
@@ -59,6 +60,6 @@ class Policy(Protocol):
 
     judges: bool
 
-    def decide(self, signals: Signals, history: tuple[Move, ...]) -> Decision:
+    def decide(self, signals: Signals, history: Sequence[Move]) -> Decision:
         """The next pace and the reason."""
         ...
