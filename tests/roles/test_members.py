@@ -7,6 +7,7 @@ import pytest
 
 from desk import Desk
 from paceline.errors import ConfigError
+from paceline.hybrid import Hybrid
 from paceline.messages import (
     Address,
     AtEnd,
@@ -119,6 +120,11 @@ def test_the_scripts_pace_counts_only_when_nobody_chose_one():
         job = Coordinator(JobSettings(1, 1, parse_pace("sync"), pace_is_open=is_open))
         job.handle(Address("worker", 0), Hello(0, 0, 1, "host", model_of(), "ssp:2"), 0.0)
         assert job.job.pace.name == name
+    for text, name, policy in (("hybrid:sync@0,async@0.5", "sync", "schedule"), ("dssp:2:9", "ssp:2", "dssp"), ("async", "async", None)):
+        job = Coordinator(JobSettings(2, 1, parse_pace("sync"), pace_is_open=True, hybrid=Hybrid("hybrid", "goodput", parse_pace("sync"))))
+        job.handle(Address("worker", 0), Hello(0, 0, 1, "host", model_of(), text), 0.0)
+        hybrid = job.job.settings.hybrid
+        assert (job.job.pace.name, hybrid and hybrid.policy) == (name, policy)
     job = Coordinator(JobSettings(1, 1, parse_pace("sync"), pace_is_open=True))
     end = job.handle(Address("worker", 0), Hello(0, 0, 1, "host", model_of(), "nonsense"), 0.0)[-1]
     assert end.code == 2

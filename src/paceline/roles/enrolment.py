@@ -9,10 +9,10 @@ from __future__ import annotations
 from enum import Enum
 
 from paceline.errors import ConfigError, UsageError
+from paceline.hybrid import Hybrid, check_mode, parse_mode, start_of
 from paceline.logic.membership import RESTING, Worker
 from paceline.logic.partition import first_difference, layout_of, shards_worth
 from paceline.messages import Attached, Go, Hello, Seeded, Serve, Welcome
-from paceline.pace import check_pace, parse_pace
 from paceline.roles.epochs import Epochs
 from paceline.roles.job import Job
 
@@ -81,13 +81,14 @@ class Enrolment:
 
     def _take_pace(self, worker_id: int, text: str) -> bool:
         try:
-            pace = parse_pace(text)
-            for sentence in check_pace(pace, self.job.settings.num_workers):
+            mode = parse_mode(text)
+            for sentence in check_mode(mode, self.job.settings.num_workers):
                 self.job.warn(sentence)
         except ConfigError as error:
             self.job.end(2, f"worker {worker_id}: {error}")
             return False
-        self.job.pace = pace
+        self.job.pace = start_of(mode)
+        self.job.settings = self.job.settings._replace(hybrid=mode if isinstance(mode, Hybrid) else None)
         return True
 
     def _same_model(self, worker: Worker) -> bool:
