@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from desk import Desk
-from paceline.messages import Address, Hello, Welcome
+from paceline.messages import Address, Bye, Hello, Welcome
 from paceline.pace import parse_pace
 from paceline.roles.coordinator import Coordinator
 from paceline.roles.effects import End, JobSettings, Send
@@ -37,6 +37,15 @@ def test_a_job_whose_workers_all_die_before_their_hello_ends() -> None:
     coordinator.left(Address("worker", 0), "it was killed", 1.0)
     effects = coordinator.left(Address("worker", 1), "it was killed", 1.0)
     assert [effect.code for effect in effects if isinstance(effect, End)] == [4]
+
+
+def test_a_job_whose_scripts_all_end_before_their_hello_had_nothing_to_train() -> None:
+    coordinator = gathering(2)
+    assert coordinator.handle(Address("worker", 0), Bye(), 1.0) == []
+    effects = coordinator.handle(Address("worker", 1), Bye(), 1.0)
+    assert [effect for effect in effects if isinstance(effect, End)] == [
+        End(1, "the script ended in every worker before it called run.prepare(...), so there was nothing to train")
+    ]
 
 
 def test_a_small_model_is_not_cut_for_servers_that_nobody_asked_for() -> None:

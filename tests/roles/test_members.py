@@ -39,7 +39,7 @@ from paceline.messages import (
 )
 from paceline.pace import parse_pace
 from paceline.roles.coordinator import Coordinator
-from paceline.roles.effects import JobSettings, Send
+from paceline.roles.effects import End, JobSettings, Send
 from world import model_of
 
 SERVER = Address("server")
@@ -96,14 +96,29 @@ def test_nobody_ever_comes():
     job = Coordinator(JobSettings(3, 1, parse_pace("sync"), patience_s=8.0))
     assert job.expire(79.0) == []
     end = job.expire(80.0)[-1]
-    assert (end.code, end.sentence) == (5, "no worker has called run.prepare within 80 s")
+    assert (end.code, end.sentence) == (
+        5,
+        "no worker has called run.prepare within 80 s; if the start takes that long, raise --patience",
+    )
+
+
+def test_a_short_patience_does_not_make_the_start_hasty():
+    for joins in (False, True):
+        job = Coordinator(JobSettings(3, 1, parse_pace("sync"), patience_s=0.5))
+        if joins:
+            job.handle(Address("worker", 0), Hello(0, 0, 1, "host", model_of()), 0.0)
+        assert not any(isinstance(effect, End) for effect in job.expire(59.9))
+        assert job.expire(60.0)[-1].sentence.endswith("; if the start takes that long, raise --patience")
 
 
 def test_a_job_that_does_not_begin_says_whom_it_waits_for():
     job = Coordinator(JobSettings(1, 2, parse_pace("sync"), patience_s=8.0))
     job.handle(Address("worker", 0), Hello(0, 0, 1, "host", model_of()), 0.0)
     end = job.expire(80.0)[-1]
-    assert (end.code, end.sentence) == (5, "the job did not begin within 80 s: it waits for server 0, server 1, worker 0")
+    assert (end.code, end.sentence) == (
+        5,
+        "the job did not begin within 80 s: it waits for server 0, server 1, worker 0; if the start takes that long, raise --patience",
+    )
 
 
 def test_a_model_that_differs_ends_the_job_and_says_where():
@@ -513,8 +528,10 @@ def test_one_that_does_not_come_to_a_meeting_is_named():
 def test_a_server_that_does_not_tell_its_norm_is_waited_for_with_a_deadline():
     desk = Desk("async", 1, patience_s=8.0)
     desk.push(0, clip=1.0)
-    desk.wait(12.0)
-    assert desk.end == (5, "waited 8 s for the servers' norms of update 1")
+    desk.wait(29.0)
+    assert desk.end is None, "a server runs our code only: it is waited for longer than a short patience"
+    desk.wait(5.0)
+    assert desk.end == (5, "waited 30 s for the servers' norms of update 1")
 
 
 def test_a_server_that_does_not_finish_is_named():
@@ -523,8 +540,10 @@ def test_a_server_that_does_not_finish_is_named():
     desk.tell(0, LeaseRequest(0, wait=True))
     desk.tell(0, AtEnd(0))
     desk.tell(0, Bye())
-    desk.wait(12.0)
-    assert desk.end == (5, "waited 8 s for server 0 to finish")
+    desk.wait(29.0)
+    assert desk.end is None
+    desk.wait(5.0)
+    assert desk.end == (5, "waited 30 s for server 0 to finish")
 
 
 def test_status_names_who_is_waited_for():

@@ -19,11 +19,10 @@ from paceline.ports import Delivery, Port
 from paceline.roles.effects import Send
 from paceline.roles.worker import Receive, Talk
 from paceline.transport import memory
+from paceline.roles.patience import LEAST_WAIT_S
 
 T = TypeVar("T")
 
-LEAST_WAIT_S = 30.0
-"""The coordinator judges who is late; the others wait at least so long for it, however short `--patience` is."""
 COORDINATOR_PATIENCES = 12
 """The coordinator judges who is late, so a worker waits longer for it than it waits for anybody."""
 REASON_S = 2.0

@@ -50,7 +50,7 @@ from paceline.roles.epochs import Epochs, Stage
 from paceline.roles.folds import Folds
 from paceline.roles.job import Job
 from paceline.roles.meetings import Meetings
-from paceline.roles.patience import Patience
+from paceline.roles.patience import LEAST_WAIT_S, Patience
 from paceline.roles.steps import Steps
 
 
@@ -149,9 +149,10 @@ class Coordinator:
         self.epochs.leases.grant_first()
         self._settle()
         self.patience.expire()
-        if self._finishing_s is not None and now_s - self._finishing_s > self.job.settings.patience_s:
+        limit_s = max(self.job.settings.patience_s, LEAST_WAIT_S)
+        if self._finishing_s is not None and now_s - self._finishing_s > limit_s:
             missing = ", ".join(str(server) for server in self.job.all_servers if server.id not in self._finished)
-            self.job.end(5, f"waited {self.job.settings.patience_s:g} s for {missing} to finish")
+            self.job.end(5, f"waited {limit_s:g} s for {missing} to finish")
         return self.job.take_outbox()
 
     @property

@@ -18,6 +18,9 @@ from paceline.roles.job import Job
 
 LAST_CALL = 10
 """How many patiences the job waits for a first hello before it gives up."""
+LEAST_LAST_CALL_S = 60.0
+"""However short the patience is: imports, data and first touches of memory take long on a loaded machine."""
+NOTHING_TO_TRAIN = "the script ended in every worker before it called run.prepare(...), so there was nothing to train"
 
 
 class Forming(Enum):
@@ -64,8 +67,9 @@ class Enrolment:
         if self.forming is not Forming.GATHERING:
             return
         self.job.accounts.lost.append(worker_id)
-        self.absent(worker_id)
-        if len(self._missed) >= self.job.settings.num_workers:
+        self._missed.add(worker_id)
+        self._form_if_all_there()
+        if self._all_missed:
             self.job.end(4, f"worker {worker_id}, the last one, was lost before it joined: {reason}")
 
     def absent(self, worker_id: int) -> None:
@@ -73,6 +77,12 @@ class Enrolment:
         if self.forming is Forming.GATHERING:
             self._missed.add(worker_id)
             self._form_if_all_there()
+            if self._all_missed:
+                self.job.end(1, NOTHING_TO_TRAIN)
+
+    @property
+    def _all_missed(self) -> bool:
+        return len(self._missed) >= self.job.settings.num_workers
 
     def _form_if_all_there(self) -> None:
         workers = self.job.members.workers
@@ -189,11 +199,12 @@ class Enrolment:
             return
         if self.forming is Forming.GATHERING and job.members.workers:
             self.form()
-        elif waited_s >= LAST_CALL * patience_s:
+        elif waited_s >= (limit_s := max(LEAST_LAST_CALL_S, LAST_CALL * patience_s)):
+            advice = "if the start takes that long, raise --patience"
             if job.members.workers:
-                job.end(5, f"the job did not begin within {LAST_CALL * patience_s:g} s: {self.waits_for()}")
+                job.end(5, f"the job did not begin within {limit_s:g} s: {self.waits_for()}; {advice}")
             else:
-                job.end(5, f"no worker has called run.prepare within {LAST_CALL * patience_s:g} s")
+                job.end(5, f"no worker has called run.prepare within {limit_s:g} s; {advice}")
 
     def waits_for(self) -> str:
         """Whom the gathering waits for, in words."""

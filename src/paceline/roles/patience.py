@@ -11,6 +11,9 @@ from paceline.roles.steps import Steps
 
 STUCK_STEPS = 20
 """A step that takes so many times the mean step, and more than the patience, is stuck when somebody waits for it."""
+LEAST_WAIT_S = 30.0
+"""`--patience` is for what scripts do. Servers and coordinator run our code only: whoever waits for one of them does so for at
+least so long, since a loaded machine may keep any process from running for many seconds."""
 EVALUATION_PATIENCES = 10
 """How many patiences a worker outside its steps may take (an evaluation) while others wait for it."""
 
@@ -31,9 +34,10 @@ class Patience:
         self.due_s = job.now_s + self._every_s
         patience_s = job.settings.patience_s
         limit_s = max(patience_s, STUCK_STEPS * self.steps.mean_s)
+        server_s = max(patience_s, LEAST_WAIT_S)
         for version, norm in self.folds.norms.items():
-            if job.now_s - norm.since_s > patience_s:
-                job.end(5, f"waited {patience_s:g} s for the servers' norms of update {version}")
+            if job.now_s - norm.since_s > server_s:
+                job.end(5, f"waited {server_s:g} s for the servers' norms of update {version}")
                 return
         for key, meeting in self.meetings.open.items():
             if job.now_s - meeting.since_s > EVALUATION_PATIENCES * limit_s:
@@ -42,7 +46,7 @@ class Patience:
                 return
         if self.somebody_waits:
             self._check_workers(limit_s)
-            self._check_silence(EVALUATION_PATIENCES * limit_s)
+            self._check_silence(max(EVALUATION_PATIENCES * limit_s, LEAST_WAIT_S))
 
     @property
     def somebody_waits(self) -> bool:
