@@ -40,7 +40,7 @@ def test_a_script_that_raises_ends_the_run_with_its_traceback_first_and_once(wat
 
 def test_worker_0_is_on_the_console_and_everyone_in_a_log(watch: Watch) -> None:
     run = watch("import sys\nprint('out of', sys.argv[1:])\nprint('to err', file=sys.stderr)\nsys.exit(0)", "--lr", "0.1", "--workers", "7")
-    assert run.code() == 0
+    assert run.code() == 1
     assert "[0] out of ['--lr', '0.1', '--workers', '7']\n" in run.printed()
     assert "[0] to err\n" in run.printed()
     assert (run.out / "logs/worker-1.log").read_text() == "out of ['--lr', '0.1', '--workers', '7']\nto err\n"
@@ -54,9 +54,12 @@ assert __name__ == "__main__" and __main__.__file__ == sys.argv[0] == __file__
 assert sys.path[0] == str(Path(__file__).resolve().parent), sys.path
 assert "" not in sys.path
 assert "PACELINE_JOB_BRIEF" not in os.environ
-sys.exit()
+sys.exit(0)
 """
-    assert watch(text).code() == 0
+    run = watch(text)
+    assert run.code() == 1
+    assert "nothing to train" in run.printed()
+    assert "raised" not in run.printed()
 
 
 def test_a_script_that_never_prepares_is_told_so(watch: Watch) -> None:
@@ -106,7 +109,7 @@ def test_a_script_that_does_not_exist_is_bad_usage(watch: Watch, tmp_path: Path)
 
 def test_a_directory_holds_one_run(watch: Watch) -> None:
     first = watch("import sys; sys.exit(0)")
-    assert first.code() == 0
+    assert first.code() == 1
     before = {path: path.read_bytes() for path in first.out.rglob("*") if path.is_file()}
     second = watch("print('never')", out=first.out)
     assert second.code_soon() == 2
@@ -168,7 +171,7 @@ time.sleep(600)
 
 def test_what_a_script_leaves_behind_ends_with_it(watch: Watch) -> None:
     run = watch("import subprocess, sys\nsubprocess.Popen(['sleep', '600'])\nsys.exit(0)")
-    assert run.code() == 0
+    assert run.code() == 1
 
 
 @pytest.mark.parametrize(("part", "name"), [("coordinator_main", "coordinator"), ("server_main", "server 0")])
@@ -229,3 +232,21 @@ def test_a_disk_that_is_full_from_the_start_is_said(watch: Watch, small_disk: Pa
     run = watch("print('never')", out=small_disk / "run")
     assert run.process.wait(10) == 3
     assert "No space left on device" in run.printed()
+
+
+@pytest.mark.parametrize(("part", "name"), [("coordinator_main", "coordinator"), ("server_main", "server 0")])
+def test_what_all_need_is_named_when_it_alone_is_interrupted(watch: Watch, part: str, name: str) -> None:
+    run = watch(SLEEP)
+    run.wait_until_printed("asleep")
+    run.kill(part, signal.SIGINT)
+    assert run.code_soon() == 4
+    assert f"{name} (pid " in run.printed()
+    assert "was killed by SIGINT" in run.printed()
+    assert "Traceback" not in run.printed()
+
+
+def test_scripts_that_all_exit_well_before_prepare_have_trained_nothing(watch: Watch) -> None:
+    run = watch("import sys\nsys.exit(0)", workers=3)
+    assert run.code() == 1
+    assert "the script ended in every worker before it called run.prepare(...), so there was nothing to train" in run.printed()
+    assert run.summary()["exit"] == 1

@@ -159,3 +159,33 @@ def test_a_disk_that_fills_up_under_the_events_ends_the_run(watch: Watch, small_
     assert run.code(10) == 3
     assert "jsonl could not be written: No space left on device" in run.printed()
     assert json.loads((run.out / "summary.json").read_text())["exit"] == 3
+
+
+def test_one_that_is_interrupted_alone_has_left_and_is_named(watch: Watch) -> None:
+    run = in_training(watch, script(epochs=8), workers=3)
+    run.kill("worker_main worker 1", signal.SIGINT)
+    assert run.code() == 0
+    assert "worker 1 (pid" in run.printed()
+    assert "was killed by SIGINT and has left, the others go on" in run.printed(), run.printed()
+    assert "KeyboardInterrupt" not in run.printed()
+    assert run.summary()["lost"] == [1]
+    assert "ledger: every sample once" in run.printed()
+
+
+def test_one_that_ends_itself_without_a_word_is_told_of(watch: Watch) -> None:
+    leaves = "import os; (run.worker, epoch) == (1, 2) and (time.sleep(1.0), os._exit(0))"
+    run = watch(script(epochs=4, before_step=leaves), workers=3)
+    assert run.code() == 0
+    told = "ended with status 0 in epoch 2 before its script was over, as os._exit(0) does, and has left; its samples went to the others"
+    assert told in run.printed()
+    assert run.summary()["lost"] == [1]
+    assert "ledger: every sample once" in run.printed()
+
+
+def test_nobody_goes_on_when_all_crash_at_once(watch: Watch) -> None:
+    run = watch(script(before_step="import os; epoch == 1 and os.kill(os.getpid(), 11)"), workers=3)
+    assert run.code() == 4
+    printed = run.printed()
+    assert "the others go on" not in printed
+    assert printed.count("was killed by SIGSEGV") == 3
+    assert printed.count("the last one, was killed by SIGSEGV, so the run ends") == 1

@@ -123,6 +123,9 @@ def begin(*, dies_with_parent: bool = True) -> tuple[Brief, SocketPort]:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != brief.supervisor_pid:
             sys.exit(4)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        # one that is sent to this process alone is for the supervisor to tell, not for a traceback of ours
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     faulthandler.enable()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

@@ -31,7 +31,7 @@ def signal_name(returncode: int) -> str:
 
 
 class Child:
-    """One process: its output, and its exit status once it has ended (None while it runs)."""
+    """One process: its output, its exit status once it has ended (None while it runs), whether it ends as it is meant to."""
 
     def __init__(self, who: Address, started: Started, log: Path) -> None:
         assert started.process.stdout is not None
@@ -39,6 +39,7 @@ class Child:
         self.pid = started.process.pid
         self.pidfd = os.pidfd_open(self.pid)
         self.status: int | None = None
+        self.said_bye = False
         self.output = Output(started.process.stdout.fileno(), log)
         self._process = started.process
 

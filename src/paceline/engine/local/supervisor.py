@@ -14,15 +14,16 @@ from pathlib import Path
 from time import monotonic
 
 from paceline.config import Resolved
-from paceline.engine.link import LEAST_WAIT_S
 from paceline.engine.local.blame import DIED, LATE, LEFT_ALONE, REPORTED, SIGNALLED, UNEXPLAINED, Failure, cause_of, failure_of
 from paceline.engine.local.console import Screen
+from paceline.engine.local.departures import Departures
 from paceline.engine.local.family import Child, Family, signal_name
 from paceline.engine.local.results import report_line, result_lines
 from paceline.engine.local.run_dir import prepare_run_dir, settle_summary
 from paceline.engine.local.signals import noted_signals
 from paceline.errors import ExitCode, PeerLostError, WriteError
-from paceline.messages import COORDINATOR, SUPERVISOR, Failed, Gone, Halt, Message, Progress, Remark
+from paceline.messages import COORDINATOR, SUPERVISOR, Bye, Failed, Gone, Halt, Message, Progress, Remark
+from paceline.roles.patience import LEAST_WAIT_S
 from paceline.transport.shm import SocketPort
 
 TICK_S = 0.2
@@ -52,6 +53,7 @@ class Supervisor:
         self._family = Family(resolved, self._port)
         self._screen = Screen(resolved.settings.workers)
         self._selector = selectors.DefaultSelector()
+        self._departures = Departures(self._screen.error)
         self._failures: list[Failure] = []
         self._signals: list[int] = []
         self._progress: Progress | None = None
@@ -61,8 +63,8 @@ class Supervisor:
 
     def run(self) -> int:
         """Run to the end; returns the exit code. Raises ConfigError or WriteError when the run cannot begin."""
-        prepare_run_dir(self._run_dir, self._resolved)
         with noted_signals(_SIGNALS, self._signals) as woken:
+            prepare_run_dir(self._run_dir, self._resolved)
             self._selector.register(woken.fileno(), selectors.EVENT_READ, woken.drain)
             try:
                 self._start()
@@ -105,6 +107,7 @@ class Supervisor:
             self._obey(self._signals.pop(0))
         while self._stages and now_s >= self._stages[0][0]:
             self._stages.pop(0)[1]()
+        self._departures.tell(now_s)
         self._check_waits(now_s)
 
     def _read(self, child: Child) -> None:
@@ -146,6 +149,8 @@ class Supervisor:
                     self._fail(failure_of(failed))
                     child = self._family.children[delivery.sender]
                     child.output.note(f"{failed.text}{failed.sentence}\n")
+                case Bye():
+                    self._family.children[delivery.sender].said_bye = True
                 case _:
                     pass
 
@@ -153,6 +158,7 @@ class Supervisor:
         """Something has gone wrong: the run ends, and the cause is told when everything is known."""
         self._failures.append(failure)
         if len(self._failures) == 1:
+            self._departures.end()
             self._tell_coordinator(Halt(failure.code, failure.sentence))
             self._end_in_stages(GRACE_S)
 
@@ -218,19 +224,28 @@ class Supervisor:
         workers = self._family.workers()
         if not any(worker.runs for worker in workers):
             self._workers_ended_s = monotonic()
-        if ending or status == 0:
+        if ending or (status == 0 and child.said_bye):
             return
         if status > 0:
             self._fail(Failure(UNEXPLAINED, ExitCode.SCRIPT_FAILED, f"{child} ended with status {status}"))
-        elif self._family.children[COORDINATOR].status == 0:
-            # what was trained is written: no failure of the run
+        elif child.said_bye:
+            # what it has trained is the run's: no failure
             limit = f", as its threads or exit functions took more than {FAREWELL_S:g} s" if status in _OUR_ENDS else ""
-            self._screen.error(f"paceline: {child} {_died(status)} after the training had ended{limit}")
-        elif any(worker.runs or worker.status == 0 for worker in workers):
-            self._tell_coordinator(Gone(child.who.id, 0))
-            self._screen.error(f"paceline: {child} {_died(status)} and has left, the others go on")
+            self._screen.error(f"paceline: {child} {_died(status)} after its script had ended{limit}")
+        elif any(worker.runs or worker.said_bye for worker in workers):
+            self._left(child, status)
         else:
             self._lost(f"{child}, the last one, {_died(status)}, so the run ends")
+
+    def _left(self, child: Child, status: int) -> None:
+        """A worker that was killed, or has ended itself without a word, is a leave like any other."""
+        self._tell_coordinator(Gone(child.who.id, 0))
+        if status < 0:
+            self._departures.add(f"{child} {_died(status)}", " and has left, the others go on", monotonic())
+        else:
+            place = f" in epoch {self._progress.epoch}" if self._progress and self._progress.begun else ""
+            event = f"{child} {_died(status)}{place} before its script was over, as os._exit(0) does"
+            self._departures.add(event, ", and has left; its samples went to the others", monotonic())
 
     # --- who is waited for --------------------------------------------------------------------------------
 
@@ -243,15 +258,10 @@ class Supervisor:
             self._late("report its progress")
         elif ended_for_s > self._patience_s:
             self._late("end after its workers")
-        elif ended_for_s > 2 * TICK_S and not self._has_begun():
-            self._tell_coordinator(Halt(ExitCode.OK, "every worker ended before the training began"))
 
     def _late(self, what: str) -> None:
         sentence = f"waited {self._patience_s:g} s for the coordinator to {what}"
         self._fail(Failure(LATE, ExitCode.DEADLINE_PASSED, sentence))
-
-    def _has_begun(self) -> bool:
-        return self._progress is not None and self._progress.begun
 
     # --- the end ------------------------------------------------------------------------------------------
 
@@ -262,6 +272,7 @@ class Supervisor:
             # a process that starts late finds nobody: the run was over, and well
             self._failures = [failure for failure in self._failures if failure.rank != LEFT_ALONE]
         cause = cause_of(self._failures)
+        self._departures.end(well=cause is None)
         code = cause.code if cause is not None else ExitCode.OK
         if cause is not None:
             if cause.text:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import runpy
+import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
+from types import TracebackType
 
 from paceline.engine.link import Link, Member, current, install
 from paceline.engine.local.blame import failed_of
@@ -45,9 +47,8 @@ class WorkerProcess:
             connect(self._brief, self._port)
             run_script(self._script, self._brief.resolved.settings.args)
         except RunEnded as end:
+            self._tell(SUPERVISOR, Bye())
             return end.code
-        except KeyboardInterrupt:
-            return ExitCode.INTERRUPTED
         except SystemExit as end:
             return self._exited(end.code)
         except Exception as error:  # noqa: BLE001 - whatever the script lets through is reported
@@ -58,13 +59,16 @@ class WorkerProcess:
         if not self._has_joined():
             sentence = f"{self._brief.me}: {self._script} ended without calling run.prepare(...), so there was nothing to train"
             return self._fail(Failed(ExitCode.SCRIPT_FAILED, sentence))
-        self._tell(COORDINATOR, Bye())
-        return ExitCode.OK
+        return self._leave()
 
     def _exited(self, given: object) -> int:
         if given not in (0, None):
             return self._fail(Failed(ExitCode.SCRIPT_FAILED, f"{self._brief.me}: {self._script} ended with sys.exit({given!r})"))
-        self._tell(COORDINATOR, Bye())
+        return self._leave()
+
+    def _leave(self) -> int:
+        for who in (SUPERVISOR, COORDINATOR):
+            self._tell(who, Bye())
         return ExitCode.OK
 
     def _has_joined(self) -> bool:
@@ -83,12 +87,22 @@ class WorkerProcess:
 
 
 def main() -> int:
-    """Run a worker."""
+    """Run a worker. A KeyboardInterrupt goes through: Python then ends by SIGINT, which tells the supervisor what it was."""
     brief, port = begin()
-    code = WorkerProcess(port, brief).run()
-    sys.stdout.flush()
-    port.close()
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.excepthook = _excepthook
+    try:
+        code = WorkerProcess(port, brief).run()
+        sys.stdout.flush()
+    finally:
+        port.close()
     return code
+
+
+def _excepthook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+    if not issubclass(kind, KeyboardInterrupt):
+        sys.__excepthook__(kind, error, traceback)
 
 
 if __name__ == "__main__":
