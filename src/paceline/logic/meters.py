@@ -6,8 +6,8 @@ Each states its window. None of them knows of workers or paces; what is not fini
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from math import isfinite, log, sqrt
+from collections.abc import Collection, Sequence
+from math import ceil, isfinite, log, sqrt
 from typing import NamedTuple
 
 WINDOW_FOLDS = 32
@@ -22,6 +22,20 @@ WARMUP_GAPS = 2.0
 """A learning rate that has not grown for so many of its longest gaps between growths warms up no more."""
 FALLEN = 0.95
 """Below this part of its peak a learning rate has fallen; workers' reports of one schedule differ by less."""
+
+
+def mean(values: Collection[float]) -> float:
+    """The mean, 0 of nothing."""
+    return sum(values) / len(values) if values else 0.0
+
+
+def quantile(ordered: Sequence[float], part: float) -> float:
+    """The smallest value that a `part` of them does not exceed, 0 of nothing.
+
+    >>> quantile([0, 1, 1, 5], 0.5), quantile([0, 1, 1, 5], 0.95)
+    (1.0, 5.0)
+    """
+    return float(ordered[max(0, ceil(part * len(ordered)) - 1)]) if ordered else 0.0
 
 
 class Smoothed:

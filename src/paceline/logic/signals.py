@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
-from math import ceil, isfinite, sqrt
+from collections.abc import Mapping, Sequence
+from math import isfinite, sqrt
 
 import msgspec
 
-from paceline.logic.meters import WINDOW_FOLDS, Loss, NoiseScale, Rates, Smoothed, Warmup
+from paceline.logic.meters import WINDOW_FOLDS, Loss, NoiseScale, Rates, Smoothed, Warmup, mean, quantile
 
 
 class WorkerSignals(msgspec.Struct, frozen=True):
@@ -20,6 +20,7 @@ class WorkerSignals(msgspec.Struct, frozen=True):
     `steps_s` are its latest compute times, oldest first. `barrier_s` is waited until it may go on, `exchange_s` for the
     apply and the parameters after that. `step_samples` is the mean number of samples of a step, `share` its part of a
     cut batch (1/N when even), `lead` its answered steps ahead of the slowest. `num_steps` are all that were measured.
+    `since_s` is how long ago its last gradient came, `max_lead` the bound of its own that it was given last.
     """
 
     id: int
@@ -31,6 +32,8 @@ class WorkerSignals(msgspec.Struct, frozen=True):
     lead: int
     num_steps: int
     steps_s: tuple[float, ...] = ()
+    since_s: float = 0.0
+    max_lead: int | None = None
 
 
 class Signals(msgspec.Struct, frozen=True):
@@ -97,6 +100,7 @@ class _Steps:
         self.exchange_s: deque[float] = deque(maxlen=WINDOW_STEPS)
         self.samples: deque[int] = deque(maxlen=WINDOW_STEPS)
         self.num_steps = 0
+        self.last_s: float | None = None
 
 
 class _Open:
@@ -114,8 +118,8 @@ class Gauges:
     >>> gauges = Gauges()
     >>> gauges.joined(0)
     >>> for _ in range(4):
-    ...     gauges.stepped(0, compute_s=0.1, wait_s=0.03, exchange_s=0.01, samples=8)
-    >>> worker = gauges.read("sync", 4, num_at_start=1).workers[0]
+    ...     gauges.stepped(0, compute_s=0.1, wait_s=0.03, exchange_s=0.01, samples=8, now_s=1.0)
+    >>> worker = gauges.read("sync", 4, num_at_start=1, now_s=1.1).workers[0]
     >>> round(worker.compute_s, 3), round(worker.barrier_s, 3), worker.num_steps
     (0.1, 0.02, 4)
     """
@@ -146,11 +150,12 @@ class Gauges:
         """`worker` is no member any more."""
         self._workers.pop(worker, None)
 
-    def stepped(self, worker: int, *, compute_s: float, wait_s: float, exchange_s: float, samples: int) -> None:
+    def stepped(self, worker: int, *, compute_s: float, wait_s: float, exchange_s: float, samples: int, now_s: float) -> None:
         """A gradient of a member has arrived, accepted or not; seconds as in Ready."""
         steps = self._workers.get(worker)
         if steps is None or not isfinite(compute_s + wait_s + exchange_s):
             return
+        steps.last_s = now_s
         steps.num_steps += 1
         if steps.num_steps > SETTLING_STEPS:
             steps.compute_s.append(compute_s)
@@ -234,13 +239,20 @@ class Gauges:
         version: int,
         *,
         num_at_start: int,
+        now_s: float,
         leads: Mapping[int, int] | None = None,
+        max_leads: Mapping[int, int] | None = None,
         shares: Mapping[int, float] | None = None,
         scales_gradients: bool = False,
         lost: int = 0,
     ) -> Signals:
-        """The signals now; `leads` and `shares` by worker, 0 and even where they say nothing."""
-        workers = tuple(self._worker(number, leads or {}, shares or {}) for number in sorted(self._workers))
+        """The signals now; `leads`, own bounds of them and `shares` are by worker: 0, none and even where they say nothing."""
+        leads, max_leads, shares = leads or {}, max_leads or {}, shares or {}
+        even = 1.0 / self.num_workers
+        workers = tuple(
+            self._worker(number, now_s, lead=leads.get(number, 0), max_lead=max_leads.get(number), share=shares.get(number, even))
+            for number in sorted(self._workers)
+        )
         times = [worker.compute_s for worker in workers if worker.num_steps > SETTLING_STEPS]
         rate, stalenesses, slope = self._rates.between(), sorted(self._stalenesses), self._loss.slope
         per_update = rate.samples / rate.updates if rate.updates else 0.0
@@ -263,9 +275,9 @@ class Gauges:
             gradients_per_s=_per_second(rate.gradients, rate.now_s),
             updates_per_s=_per_second(rate.updates, rate.now_s),
             staleness_mean=mean(stalenesses),
-            staleness_p50=_quantile(stalenesses, 0.5),
-            staleness_p95=_quantile(stalenesses, 0.95),
-            staleness_max=_quantile(stalenesses, 1.0),
+            staleness_p50=quantile(stalenesses, 0.5),
+            staleness_p95=quantile(stalenesses, 0.95),
+            staleness_max=quantile(stalenesses, 1.0),
             loss=self._loss.value,
             loss_first=self._loss.first,
             loss_slope=slope.value,
@@ -280,24 +292,21 @@ class Gauges:
             lost=lost,
         )
 
-    def _worker(self, number: int, leads: Mapping[int, int], shares: Mapping[int, float]) -> WorkerSignals:
+    def _worker(self, number: int, now_s: float, *, lead: int, max_lead: int | None, share: float) -> WorkerSignals:
         steps = self._workers[number]
         return WorkerSignals(
-            number,
-            mean(steps.compute_s),
-            mean(steps.barrier_s),
-            mean(steps.exchange_s),
-            mean(steps.samples),
-            shares.get(number, 1.0 / self.num_workers),
-            leads.get(number, 0),
-            steps.num_steps,
-            tuple(steps.compute_s),
+            id=number,
+            compute_s=mean(steps.compute_s),
+            barrier_s=mean(steps.barrier_s),
+            exchange_s=mean(steps.exchange_s),
+            step_samples=mean(steps.samples),
+            share=share,
+            lead=lead,
+            num_steps=steps.num_steps,
+            steps_s=tuple(steps.compute_s),
+            since_s=0.0 if steps.last_s is None else max(0.0, now_s - steps.last_s),
+            max_lead=max_lead,
         )
-
-
-def mean(values: Collection[float]) -> float:
-    """The mean, 0 of nothing."""
-    return sum(values) / len(values) if values else 0.0
 
 
 def _ratio(workers: Sequence[WorkerSignals]) -> float:
@@ -307,7 +316,3 @@ def _ratio(workers: Sequence[WorkerSignals]) -> float:
 
 def _per_second(count: int, seconds: float) -> float:
     return count / seconds if seconds > 0.0 else 0.0
-
-
-def _quantile(ordered: Sequence[int], part: float) -> float:
-    return float(ordered[max(0, ceil(part * len(ordered)) - 1)]) if ordered else 0.0
