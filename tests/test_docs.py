@@ -5,14 +5,18 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from launch import ROOT, paceline_run
 from paceline.cli import main
-from paceline.pace import pace_names
+from paceline.hybrid import mode_names, parse_mode
+from paceline.logic.signals import Signals, WorkerSignals
+from paceline.pace import KEYS, pace_names, parse_pace
 
 ENGLISH, CHINESE = (ROOT / "README.md").read_text(), (ROOT / "README.zh-CN.md").read_text()
+PACES, HYBRID = (ROOT / "docs" / "paces.md").read_text(), (ROOT / "docs" / "hybrid.md").read_text()
 
 
 def fences(text: str) -> list[str]:
@@ -24,6 +28,16 @@ def fences(text: str) -> list[str]:
 def first_cells(text: str) -> list[str]:
     """The first cell of every table row that names code."""
     return re.findall(r"^\| (`[^`]+`) \|", text, re.MULTILINE)
+
+
+def section(text: str, heading: str) -> str:
+    """What stands below a heading, up to the next one of its level."""
+    return text.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+
+
+def shown_policy() -> str:
+    """The policy of a user that the page on hybrid shows."""
+    return next(block for block in re.findall(r"```python\n(.*?)```", HYBRID, re.DOTALL) if "def policy(" in block)
 
 
 def test_both_readmes_have_the_same_structure_commands_and_tables() -> None:
@@ -43,14 +57,54 @@ def test_every_link_and_picture_exists() -> None:
                 assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-def test_the_table_of_paces_is_complete() -> None:
-    assert [f"`{name}`" for name, _ in pace_names()] == [
-        cell for cell in first_cells(ENGLISH) if ":" in cell or cell in ("`sync`", "`async`")
-    ]
+def test_the_tables_of_paces_and_of_policies_are_complete() -> None:
+    paces = [shown for shown, _ in pace_names()]
+    policies = [shown for shown, _ in mode_names() if shown not in paces]
+    assert first_cells(section(ENGLISH, "Paces")) == [f"`{shown}`" for shown in paces]
+    assert first_cells(section(ENGLISH, "Hybrid")) == [f"`{shown}`" for shown in policies]
 
 
-def test_the_commands_that_the_readme_shows_are_understood(capsys: pytest.CaptureFixture[str]) -> None:
-    for block in fences(ENGLISH):
+def test_every_key_of_a_pace_is_explained_with_the_values_it_takes() -> None:
+    rows = [row.split(" | ") for row in section(PACES, "Settings of a pace").splitlines() if row.startswith("| `")]
+    assert [row[0].strip("| `") for row in rows] == list(KEYS)
+    for row in rows:
+        for word in re.findall(r"`([a-z]+)`", row[2]):
+            pace = "async" if row[0].strip("| `") == "weighting" else "ksync:2"
+            assert parse_pace(f"{pace},{row[0].strip('| `')}={word}"), row
+
+
+def test_the_modes_that_the_page_on_hybrid_writes_are_understood() -> None:
+    told = set(re.findall(r"`((?:hybrid|dssp):[^`]+)`", HYBRID))
+    written = {text for text in told if not re.search(r"SHARE|:K$|lo:hi", text)} - {"hybrid:FILE.py:FUNC"}
+    assert len(written) >= 2
+    for text in written:
+        assert parse_mode(text).name == text
+    policies = [shown for shown, _ in mode_names() if shown not in {pace for pace, _ in pace_names()}]
+    assert told >= set(policies) - {"hybrid"}
+
+
+def test_the_policy_that_the_page_on_hybrid_shows_decides_as_it_says() -> None:
+    names: dict[str, Any] = {}
+    exec(compile(shown_policy(), "hybrid.md", "exec"), names)
+    worker = WorkerSignals(0, 0.1, 0.0, 0.0, 32.0, 1.0, 0, 9)
+
+    def decide(pace: str, share: float | None, ratio: float) -> tuple[str | None, str]:
+        signals = Signals(pace, 10, 320, share, 90.0, 4, 4, (worker,), straggler_ratio=ratio)
+        return names["policy"](signals, ())
+
+    assert decide("sync", 0.05, 0.6)[0] is None
+    assert decide("sync", None, 0.6)[0] is None
+    assert decide("sync", 0.2, 0.6) == ("async", "the straggler ratio is 0.60")
+    assert decide("async", 0.5, 0.1)[0] == "sync"
+    assert decide("async", 0.5, 0.6)[0] is None
+
+
+def test_the_commands_that_the_pages_show_are_understood(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "policy.py").write_text(shown_policy())
+    for block in [*fences(ENGLISH), *fences(HYBRID)]:
         for line in block.splitlines():
             if line.startswith("paceline run"):
                 assert main(["config", "explain", *shlex.split(line)[2:]]) == 0, line

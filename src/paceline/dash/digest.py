@@ -123,7 +123,7 @@ def read_digest(run_dir: Path) -> Digest:
     return Digest(
         name=run_dir.resolve().name,
         script=Path(told.get("script", "")).name,
-        mode=_mode(told.get("pace", ""), pace),
+        mode=told["pace"] if decisions.num_asked and "pace" in told else pace,
         pace=pace,
         num_workers=int(number(summary, "workers")) or history.count("worker"),
         num_servers=int(number(summary, "servers")) or history.count("server"),
@@ -165,11 +165,6 @@ def _since(member: Member, origin_s: float) -> Member:
 
 def _moved(settings: list[Setting], origin_s: float) -> list[Setting]:
     return [one._replace(at_s=max(0.0, one.at_s - origin_s)) for one in settings]
-
-
-def _mode(told: str, pace: str) -> str:
-    """What the run is called: its pace, or the policy that moved it."""
-    return told if told.partition(":")[0] in ("hybrid", "dssp") else pace
 
 
 def _stretches(changes: list[Change], pace: str, wall_s: float, samples: float) -> list[Stretch]:
