@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from paceline.hybrid import Hybrid
+from paceline.logic.policies.adasync import AdaSync
+from paceline.logic.policies.dssp import Dssp
 from paceline.logic.policies.goodput import Goodput
 from paceline.logic.policies.policy import Policy
 from paceline.logic.policies.schedule import Schedule
+from paceline.logic.policies.stragglers import Stragglers
 from paceline.logic.policies.syncswitch import SyncSwitch
 from paceline.pace import LrRule
 
@@ -24,7 +27,11 @@ def policy_of(hybrid: Hybrid, lr_rule: LrRule | None = None) -> Policy | None:
             return SyncSwitch(hybrid.sync_share)
         case "schedule":
             return Schedule(hybrid.stages)
-        case "stragglers" | "adasync" | "dssp":
-            raise NotImplementedError(hybrid.policy)
+        case "stragglers":
+            return Stragglers(hybrid.sync_share)
+        case "adasync":
+            return AdaSync(hybrid.quorum)
+        case "dssp":
+            return Dssp(*hybrid.leads)
         case "user":
             return None
