@@ -144,6 +144,45 @@ def test_help_lists_every_pace_and_option(capsys: pytest.CaptureFixture[str]) ->
     assert "--config " in text
 
 
+@pytest.mark.parametrize("tokens", [["--help"], ["config", "--help"]])
+def test_pages_that_take_no_pace_list_none(tokens: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(tokens) == 0
+    assert "ksync" not in capsys.readouterr().out
+
+
+def test_an_option_of_ours_behind_a_script_that_knows_none_like_it_gets_a_hint(
+    tmp_path: Path, runs: list[Resolved], capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "train.py"
+    given = ["--workers", "4", "--lr-rule=none", "--seed", "1", "--verbose", "workers"]
+    for text, hinted in (("print(1)", ["--workers", "--lr-rule"]), ("parser.add_argument('--workers')\ndef main(lr_rule): ...", [])):
+        script.write_text(text)
+        assert main(["run", str(script), *given]) == 7
+        said = capsys.readouterr().err.splitlines()
+        assert said == [
+            f"paceline: {option} stands behind {script}, so the script gets it; to set it for the run, write it before {script}"
+            for option in hinted
+        ]
+    assert runs[-1].settings.args == tuple(given)
+
+
+@pytest.mark.parametrize("module", ["paceline.cli", "cyclopts", "msgspec", "rich"])
+def test_ctrl_c_while_the_command_is_imported_ends_it_without_a_traceback(module: str) -> None:
+    code = f"""
+import builtins, os, runpy, signal, sys
+imported = builtins.__import__
+def interrupted(name, *rest, **named):
+    if name.split(".")[0] == "{module}" or name == "{module}":
+        os.kill(os.getpid(), signal.SIGINT)
+    return imported(name, *rest, **named)
+builtins.__import__ = interrupted
+sys.argv = ["paceline", "run", "nowhere.py"]
+runpy.run_module("paceline.__main__", run_name="__main__")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (130, "")
+
+
 def test_the_command_runs_as_a_program_without_torch() -> None:
     code = "import sys; from paceline.cli import main; assert main(['--version']) == 0; assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)

@@ -121,6 +121,8 @@ def test_a_duration_has_a_unit_or_is_seconds(value: object, seconds: float) -> N
         ({"slow": 3}, "--slow: 3 is not allowed, it must be a list of WORKER=FACTOR texts"),
         ({"compute": "real"}, "--compute: 'real' is not allowed, it must be recorded:FILE"),
         ({"compute": "recorded:"}, "--compute: 'recorded:' is not allowed"),
+        ({"compute": "recorded:/nope"}, "--compute: recorded:/nope cannot be read: No such file or directory"),
+        ({"compute": f"recorded:{__file__}"}, "--compute: recorded:"),
         ({"out": ""}, "--out: '' is not allowed, it must be a path"),
         ({"speed": "1"}, "command line: speed is not a setting, did you mean seed?"),
     ],
@@ -244,6 +246,7 @@ def test_explain_has_a_row_for_every_setting_with_its_origin() -> None:
     ]
 
 
+TIMES = Path(__file__).parent / "scripts" / "step times.json"
 TOLD = st.fixed_dictionaries(
     {"workers": st.integers(3, 1024)},
     optional={
@@ -257,7 +260,7 @@ TOLD = st.fixed_dictionaries(
         "lr_rule": st.just("none"),
         "seed": st.integers(0, 2**31 - 1),
         "slow": st.lists(st.sampled_from(["0=4", "1=1.5@0-0.333333", "2=1000@0.5-1"]), unique=True),
-        "compute": st.just("recorded:some/step times.json"),
+        "compute": st.just(f"recorded:{TIMES}"),
         "patience": st.floats(0.1, 86400).map(lambda seconds: f"{seconds:.6f}s"),
     },
 )

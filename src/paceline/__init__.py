@@ -5,21 +5,21 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from paceline.errors import (
-    ConfigError,
-    DeadlineError,
-    PacelineError,
-    PeerLostError,
-    ProtocolError,
-    RunEnded,
-    UsageError,
-    WriteError,
-)
-from paceline.pace import Pace, parse_pace
-
 if TYPE_CHECKING:
+    from paceline.errors import (
+        ConfigError,
+        DeadlineError,
+        PacelineError,
+        PeerLostError,
+        ProtocolError,
+        RunEnded,
+        UsageError,
+        WriteError,
+    )
+    from paceline.pace import Pace, parse_pace
     from paceline.session import Run, init
 
 __all__ = [
@@ -41,14 +41,15 @@ __all__ = [
 __version__: str
 
 
-def __getattr__(name: str) -> Any:
-    """`init` and `Run` bring torch with them, so they are imported when they are first asked for."""
-    if name in ("Run", "init"):
-        import paceline.session
+_PLACES = {"Pace": "paceline.pace", "parse_pace": "paceline.pace", "Run": "paceline.session", "init": "paceline.session"}
 
-        return getattr(paceline.session, name)
+
+def __getattr__(name: str) -> Any:
+    """Everything is imported when it is first asked for: `init` and `Run` bring torch with them, and the command is to start at once."""
     if name == "__version__":
         from importlib.metadata import version
 
         return version("paceline")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_PLACES.get(name, "paceline.errors")), name)

@@ -6,6 +6,7 @@ Errors of the user are one sentence on stderr and exit code 2. torch is never im
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -23,12 +24,14 @@ from paceline.config import Resolved, explain, resolve
 from paceline.errors import ConfigError, ExitCode, PacelineError
 from paceline.hybrid import mode_names
 from paceline.pace import KEYS, pace_names
+from paceline.settings import FIELDS, MOST_SAMPLES, whole
 
 _Script = Annotated[str | None, Parameter(help="The Python file that each worker runs.", show_default=False)]
 _Args = Annotated[str, Parameter(help="The script's own arguments, passed on untouched.", show_default=False)]
 _USAGE = "paceline run [OPTIONS] SCRIPT [ARGS...]"
 _FLAGS = ("--help", "-h", "--version")
-_WIDTH = 80
+_OFTEN_THE_SCRIPTS = ("batch", "out", "seed")
+_WIDTH, _UNBROKEN = 80, 10_000
 
 _HOW = Group("How to run", sort_key=1)
 _SAMPLES = Group("Samples and learning rate", sort_key=2)
@@ -49,7 +52,10 @@ class Options:
     pace: Annotated[str | None, _option(_HOW, "PACE", "How far workers may drift apart, as listed below. Default: hybrid.")] = None
     out: Annotated[str | None, _option(_HOW, "DIR", "Directory for what the run leaves. Default: runs/SCRIPT-TIME.")] = None
     seed: Annotated[str | None, _option(_HOW, "S", "Seed of the leases and the workers' random streams. Default: 0.")] = None
-    patience: Annotated[str | None, _option(_HOW, "TIME", "How long others are waited for: 500ms, 60s, 2m. Default: 60s.")] = None
+    patience: Annotated[
+        str | None,
+        _option(_HOW, "TIME", "How long others are waited for (servers and coordinator at least 30s): 500ms, 60s, 2m. Default: 60s."),
+    ] = None
     config: Annotated[str | None, _option(_HOW, "FILE", "TOML file of settings, beaten by the command line.")] = None
     leases: Annotated[
         str | None,
@@ -88,7 +94,6 @@ def _epilogue() -> str:
 app = App(
     name="paceline",
     help="Train a PyTorch model in lockstep, free-running, or anywhere between.",
-    help_epilogue=_epilogue(),
     help_format="plaintext",
     version=version("paceline"),
     print_error=False,
@@ -115,7 +120,7 @@ def _resolved(options: Options, script: str, args: Sequence[str]) -> Resolved:
     )
 
 
-@app.command(usage=f"Usage: {_USAGE}")
+@app.command(usage=f"Usage: {_USAGE}", help_epilogue=_epilogue())
 def run(script: _Script = None, /, *args: _Args, options: Options = Options()) -> int:
     """Train with SCRIPT on the workers of this machine. What follows SCRIPT is the script's own.
 
@@ -126,7 +131,7 @@ def run(script: _Script = None, /, *args: _Args, options: Options = Options()) -
     if not Path(script).is_file():
         raise ConfigError(f"the script {script} {'is not a file' if Path(script).exists() else 'does not exist'}")
     resolved = _resolved(options, script, args)
-    for sentence in resolved.warnings():
+    for sentence in (*resolved.warnings(), *_misplaced(script, args)):
         _say(sentence)
     from paceline.dash.report import write_report
     from paceline.engine.local.supervisor import Supervisor
@@ -134,7 +139,7 @@ def run(script: _Script = None, /, *args: _Args, options: Options = Options()) -
     return Supervisor(resolved, write_report).run()
 
 
-@_config_app.command(name="explain", usage="Usage: paceline config explain [OPTIONS] [SCRIPT] [ARGS...]")
+@_config_app.command(name="explain", usage="Usage: paceline config explain [OPTIONS] [SCRIPT] [ARGS...]", help_epilogue=_epilogue())
 def config_explain(script: _Script = None, /, *args: _Args, options: Options = Options()) -> int:
     """Show each setting that `run` with the same options would have, and where it came from."""
     resolved = _resolved(options, script or "", args)
@@ -152,6 +157,42 @@ def config_explain(script: _Script = None, /, *args: _Args, options: Options = O
 def _say(sentence: object) -> None:
     text = " ".join(str(sentence).split())
     sys.stderr.write(f"paceline: {text}\n")
+
+def _misplaced(script: str, args: Sequence[str]) -> list[str]:
+    """A hint for each option of ours among the script's arguments, unless the script's text speaks of one itself."""
+    try:
+        text = Path(script).read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise ConfigError(f"the script {script} cannot be read: {error.strerror}") from None
+    given = dict.fromkeys(arg.partition("=")[0] for arg in args if arg.startswith("--"))
+    ours = {f"--{name.replace('_', '-')}": name for name in FIELDS if name not in _OFTEN_THE_SCRIPTS}
+    return [
+        f"{option} stands behind {script}, so the script gets it; to set it for the run, write it before {script}"
+        for option in given
+        if option in ours and option not in text and not re.search(rf"\b{ours[option]}\b", text)
+    ]
+
+
+@app.command
+def why(run_dir: _RunDir = None, /, *, at: _At = None) -> int:
+    """Tell why a run moved its pace: each move with the numbers that led to it, and what was held back."""
+    if run_dir is None:
+        raise ConfigError("why needs the directory of a run, as in paceline why runs/train-20260101-120000")
+    from paceline.dash.why import tell_decision, tell_story
+    from paceline.trace.why import decision_at, story_of
+
+    # lines that go into a file or a pipe are not broken
+    console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else _UNBROKEN)
+    if at is None:
+        tell_story(console, story_of(Path(run_dir)))
+    else:
+        try:
+            samples = whole(at, least=0, most=MOST_SAMPLES)
+        except ConfigError as error:
+            raise ConfigError(f"--at: {error}") from None
+        tell_decision(console, decision_at(Path(run_dir), samples))
+    return ExitCode.OK
+
 
 
 def split_at_script(tokens: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -1,12 +1,13 @@
 """Where every setting of a run came from: resolved once, checked, frozen.
 
 The command line beats an `init()` argument, that beats the file of `--config`, that the environment, that the default.
-The environment, the number of cores and the time stamp are arguments; of files, only that of `--config` and the user's
-own policy are read here.
+The environment, the number of cores and the time stamp are arguments; of files, only that of `--config`, the user's
+own policy and recorded step times are read here.
 """
 
 from __future__ import annotations
 
+import json
 import symtable
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +22,20 @@ from paceline.errors import ConfigError
 from paceline.hybrid import Hybrid, Mode, check_mode
 from paceline.settings import FIELDS, Settings, Slow, check_together
 
-__all__ = ["COMMAND_LINE", "DEFAULT", "INIT", "Resolved", "Settings", "Slow", "check_policy", "explain", "from_toml", "resolve", "to_toml"]
+__all__ = [
+    "COMMAND_LINE",
+    "DEFAULT",
+    "INIT",
+    "Resolved",
+    "Settings",
+    "Slow",
+    "check_policy",
+    "explain",
+    "from_toml",
+    "read_recorded",
+    "resolve",
+    "to_toml",
+]
 
 COMMAND_LINE = "command line"
 INIT = "init()"
@@ -166,6 +180,11 @@ def resolve(
         name, error = wrong
         raise ConfigError(f"{given[name].place if name in given else name}: {error}")
     check_policy(settings.pace)
+    if settings.compute is not None:
+        try:
+            read_recorded(settings.compute)
+        except ConfigError as error:
+            raise ConfigError(f"{given['compute'].place}: {error}") from None
     origins = {name: given[name].origin if name in given else DEFAULT for name in FIELDS}
     return Resolved(settings, origins | {"config": origin_of_path})
 
@@ -186,6 +205,21 @@ def check_policy(mode: Mode) -> None:
         raise ConfigError(f"{where} is not Python: {error}") from None
     if mode.function not in {symbol.get_name() for symbol in top.get_symbols() if symbol.is_assigned() or symbol.is_imported()}:
         raise ConfigError(f"{where} defines no {mode.function} at its top level")
+
+
+def read_recorded(path: str) -> list[float]:
+    """The step times in seconds of a file: a JSON list, or a number a line. Raises ConfigError for anything else."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        words = json.loads(text) if text.lstrip().startswith("[") else text.split()
+        times_s = [float(word) for word in words]
+    except OSError as error:
+        raise ConfigError(f"recorded:{path} cannot be read: {error.strerror}") from None
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"recorded:{path} must hold one step time in seconds a line, or a JSON list of them: {error}") from None
+    if not times_s or not all(0.0 <= time_s < float("inf") for time_s in times_s):
+        raise ConfigError(f"recorded:{path} must hold at least one step time, each of 0 seconds or more")
+    return times_s
 
 
 def _parsed(name: str, given: _Given) -> Any:

@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau, StepLR
 
+from paceline.config import read_recorded
 from paceline.errors import ConfigError
 from paceline.session.meter import Meter, Spent
 from paceline.session.schedule import Clock, follow
-from paceline.session.slow import Handicap, read_recorded
+from paceline.session.slow import Handicap
 from paceline.settings import Slow
 
 

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import torch
 from torch import nn
+from paceline.config import read_recorded
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -28,7 +29,7 @@ from paceline.session.prepared import sort_out
 from paceline.session.run import Run, checked_norm, number_of, say
 from paceline.session.sampling import Rules, Sampling
 from paceline.session.schedule import Clock, follow
-from paceline.session.slow import Handicap, read_recorded
+from paceline.session.slow import Handicap
 from paceline.session.states import States, adopt_model, adopt_optimizer
 from paceline.session.streams import reseed
 from paceline.session.worker import Worker

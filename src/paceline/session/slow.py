@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
 
-from paceline.errors import ConfigError
 from paceline.settings import Slow
 
 STRIDE = 7919
@@ -40,18 +37,3 @@ class Handicap:
             self.num_overrun += 1
             self.overrun_s -= pause_s
         return max(0.0, pause_s)
-
-
-def read_recorded(path: str) -> list[float]:
-    """The step times in seconds of a file: a JSON list, or a number a line. Raises ConfigError for anything else."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-        words = json.loads(text) if text.lstrip().startswith("[") else text.split()
-        times_s = [float(word) for word in words]
-    except OSError as error:
-        raise ConfigError(f"--compute recorded:{path} cannot be read: {error.strerror}") from None
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"--compute recorded:{path} must hold one step time in seconds a line, or a JSON list of them: {error}") from None
-    if not times_s or not all(0.0 <= time_s < float("inf") for time_s in times_s):
-        raise ConfigError(f"--compute recorded:{path} must hold at least one step time, each of 0 seconds or more")
-    return times_s
