@@ -28,6 +28,10 @@ from paceline.settings import FIELDS, MOST_SAMPLES, whole
 
 _Script = Annotated[str | None, Parameter(help="The Python file that each worker runs.", show_default=False)]
 _Args = Annotated[str, Parameter(help="The script's own arguments, passed on untouched.", show_default=False)]
+_RunDir = Annotated[str | None, Parameter(help="The directory of the run.", show_default=False)]
+_At = Annotated[
+    str | None, Parameter(name="--at", help="The decision in force at so many samples, with all its inputs.", show_default=False)
+]
 _USAGE = "paceline run [OPTIONS] SCRIPT [ARGS...]"
 _FLAGS = ("--help", "-h", "--version")
 _OFTEN_THE_SCRIPTS = ("batch", "out", "seed")

@@ -22,6 +22,7 @@ Shares = Literal["even", "speed"]
 
 MOST_PROCESSES = 1024
 MOST_SEED = 2**31 - 1
+MOST_SAMPLES = 10**12 - 1
 MOST_SLOW = 1000.0
 LEAST_PATIENCE_S, MOST_PATIENCE_S = 0.1, 86_400.0
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
