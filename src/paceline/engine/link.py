@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Callable
 from time import monotonic
 from typing import NamedTuple, TypeVar
 
 from paceline.config import Resolved
 from paceline.engine.carry import carry, take_bytes
+from paceline.engine.surroundings import Surroundings
 from paceline.errors import DeadlineError, PeerLostError, RunEnded
 from paceline.messages import COORDINATOR, Address, Halt, Hello
 from paceline.ports import Delivery, Port
 from paceline.roles.effects import Send
+from paceline.roles.patience import LEAST_WAIT_S
 from paceline.roles.worker import Receive, Talk
 from paceline.transport import memory
-from paceline.roles.patience import LEAST_WAIT_S
 
 T = TypeVar("T")
 
@@ -48,13 +50,16 @@ class Member(NamedTuple):
 class Link:
     """A worker's access to the run: `resolved` are its settings, `joined` tells whether it has asked to be a member.
 
+    `has_run`: its script has asked for its run already.
+
     Not for use by two threads.
     """
 
-    def __init__(self, port: Port, member: Member, resolved: Resolved) -> None:
+    def __init__(self, port: Port, member: Member, resolved: Resolved, surroundings: Surroundings | None = None) -> None:
         self.member = member
         self.resolved = resolved
-        self.joined = False
+        self.surroundings = surroundings or Surroundings()
+        self.joined = self.has_run = False
         self._port = port
         self._patience_s = max(resolved.settings.patience_s, LEAST_WAIT_S)
         self._owing: set[Address] = set()
@@ -141,15 +146,20 @@ class Link:
         self._port.close()
 
 
-_current: Link | None = None
+_find: Callable[[], Link | None] | None = None
 
 
 def install(link: Link) -> None:
     """Make `link` this process's own; an engine does so before it runs the script."""
-    global _current
-    _current = link
+    install_each(lambda: link)
+
+
+def install_each(find: Callable[[], Link | None]) -> None:
+    """Let `find` tell whose script asks, where the workers of a run share a process."""
+    global _find
+    _find = find
 
 
 def current() -> Link | None:
     """The link of the engine that runs this process's script; None under plain python."""
-    return _current
+    return None if _find is None else _find()

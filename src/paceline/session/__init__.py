@@ -31,10 +31,10 @@ def init(pace: str | Mode | None = None, **settings: object) -> Run:
     a value that is not allowed, UsageError when called a second time.
     """
     global _run
-    if _run is not None:
+    link = current()
+    if _run is not None or (link is not None and link.has_run):
         raise UsageError("paceline.init() was called a second time; a script has one run, keep what the first call returned")
     wishes = {"pace": pace, **settings}
-    link = current()
     if link is None:
         # alone, no quorum is too large: the script is to run as it is
         resolved = resolve(cores=MOST_PROCESSES, stamp="", init=wishes, environ=os.environ)
@@ -43,8 +43,10 @@ def init(pace: str | Mode | None = None, **settings: object) -> Run:
         return _run
     wished = "" if pace is None else as_mode(pace).name
     decided = in_force(link.resolved, wishes)
-    _run = run = Joined(link, decided, wished)
-    say(f"engine local, because `paceline run` started this process: worker {run.worker}, {run.num_workers} in all, pace {decided.pace}")
+    run = Joined(link, decided, wished)
+    link.has_run = True
+    where = link.surroundings
+    say(f"engine {where.engine}, because {where.because}: worker {run.worker}, {run.num_workers} in all, pace {decided.pace}")
     return run
 
 

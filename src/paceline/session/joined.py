@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import atexit
-import os
-import socket
 from collections.abc import Iterable, Iterator
 from math import ceil, isinf
 from typing import Any, cast
 
 import torch
 from torch import nn
-from paceline.config import read_recorded
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -25,11 +21,12 @@ from paceline.roles.worker import WorkerRole
 from paceline.session.adopted import adopt
 from paceline.session.feed import Feed, Leases, Steps, Stride
 from paceline.session.loader import Strided, check_loader, fetching
+from paceline.session.meter import Meter
 from paceline.session.prepared import sort_out
 from paceline.session.run import Run, checked_norm, number_of, say
 from paceline.session.sampling import Rules, Sampling
 from paceline.session.schedule import Clock, follow
-from paceline.session.slow import Handicap
+from paceline.session.slow import Handicap, read_recorded
 from paceline.session.states import States, adopt_model, adopt_optimizer
 from paceline.session.streams import reseed
 from paceline.session.worker import Worker
@@ -79,8 +76,9 @@ class Joined(Run):
     def _join(self, model: nn.Module, optimizer: Optimizer) -> Go:
         """Become a member: agree on the model, share memory, begin with worker 0's parameters."""
         link, role, spec = self._link, self._role, spec_of(model, optimizer)
+        where = link.surroundings
         layout = layout_of(spec)
-        hello = Hello(self.worker, role.incarnation, os.getpid(), socket.gethostname(), spec, self._wished)
+        hello = Hello(self.worker, role.incarnation, where.pid, where.host, spec, self._wished)
         welcome, (arena,) = link.drive(role.join(hello))
         shared = torch.frombuffer(link.map(arena, parameter_arena_bytes(layout)[1]), dtype=torch.uint8)
         own = link.share("arena", arena_map(layout).size_bytes)
@@ -92,8 +90,8 @@ class Joined(Run):
             replica.adopt_constants()
         go = link.drive(role.attach(own.attachment))
         link.let_go(own.attachment)
-        self._me = Worker(link, role, replica, self._handicap)
-        atexit.register(self._remark)
+        self._me = Worker(link, role, replica, self._handicap, meter=Meter(where.now_s, where.cpu_s), sleep=where.sleep)
+        where.at_exit(self._remark)
         self._me.converse(role.pull())
         self._adopt(model, optimizer, spec, self._me)
         return go
@@ -117,7 +115,7 @@ class Joined(Run):
         rules = Rules(self._settings.leases, self._settings.batch, self.num_workers)
         sampling = Sampling(loader, self._settings.seed)
         feed = Leases(me, epoch, sampling, rules)
-        feed.loader = fetching(loader, self.worker, sampler=feed)
+        feed.loader = fetching(loader, self.worker, sampler=feed, may_fork=self._link.surroundings.may_fork)
         adopt(loader, __iter__=lambda _: feed.batches(), __len__=lambda _: sampling.num_updates(rules))
         return feed
 
@@ -125,7 +123,8 @@ class Joined(Run):
         say(ITERABLE.format(self.num_workers))
         me.is_counted = False
         strided = Strided(cast(Iterable[Any], loader.dataset), self.worker, self.num_workers)
-        feed = Stride(me, epoch, fetching(loader, self.worker, dataset=strided), loader.batch_size or 1)
+        own = fetching(loader, self.worker, dataset=strided, may_fork=self._link.surroundings.may_fork)
+        feed = Stride(me, epoch, own, loader.batch_size or 1)
         length = type(loader).__len__
         adopt(loader, __iter__=lambda _: feed.batches(), __len__=lambda adopted: ceil(length(adopted) / self.num_workers))
         return feed

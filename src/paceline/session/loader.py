@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from paceline.errors import UsageError
+from paceline.session.run import say
 
 
 class Strided(IterableDataset[Any]):
@@ -32,23 +33,31 @@ def check_loader(loader: DataLoader[Any]) -> None:
         )
 
 
-def fetching(loader: DataLoader[Any], worker: int, *, sampler: Iterable[Any] | None = None, dataset: Any = None) -> DataLoader[Any]:
+def fetching(
+    loader: DataLoader[Any], worker: int, *, sampler: Iterable[Any] | None = None, dataset: Any = None, may_fork: bool = True
+) -> DataLoader[Any]:
     """A loader with all of the user's settings over another sampler (map-style) or dataset (iterable).
+
+    Where it may not fork it has no processes of its own.
 
     Its processes' seeds come from a generator of its own, so that the rounds of an epoch do not move the script's stream.
     """
     settings: dict[str, Any] = {
-        "num_workers": loader.num_workers,
         "collate_fn": loader.collate_fn,
         "pin_memory": loader.pin_memory,
-        "timeout": loader.timeout,
-        "worker_init_fn": loader.worker_init_fn,
-        "multiprocessing_context": loader.multiprocessing_context,
-        "persistent_workers": loader.persistent_workers,
         "generator": _generator(loader, worker),
     }
-    if loader.num_workers:
-        settings["prefetch_factor"] = loader.prefetch_factor
+    if loader.num_workers and may_fork:
+        settings |= {
+            "num_workers": loader.num_workers,
+            "timeout": loader.timeout,
+            "worker_init_fn": loader.worker_init_fn,
+            "multiprocessing_context": loader.multiprocessing_context,
+            "persistent_workers": loader.persistent_workers,
+            "prefetch_factor": loader.prefetch_factor,
+        }
+    elif loader.num_workers:
+        say(f"the loader's {loader.num_workers} processes are not started here: batches are fetched in the worker's own thread")
     if sampler is None:
         return DataLoader(dataset, batch_size=loader.batch_size, drop_last=loader.drop_last, **settings)
     if loader.batch_sampler is None:

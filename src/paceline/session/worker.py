@@ -171,6 +171,7 @@ class Worker:
 
     def _handicapped(self) -> float:
         """Sleep as `--slow` and `--compute` say; returns the seconds of computing, sleep and all."""
+        self.link.surroundings.spend(self._samples)
         spent = self.meter.spent()
         planned = self.planned_epochs * self.updates_per_epoch
         share = self.role.clock / planned if planned else 0.0

@@ -32,6 +32,31 @@ def tensor_over(attachment: int, size_bytes: int | None = None) -> torch.Tensor:
         os.close(attachment)
 
 
+def opened(message: Message, attachments: tuple[int, ...]) -> tuple[object, ...]:
+    """What a server's role takes in place of the descriptors that came with a message."""
+    match message:
+        case Serve(model=model) if attachments:
+            arena = tensor_over(attachments[0], parameter_arena_bytes(layout_of(model))[1])
+            return (arena, *map(take_bytes, attachments[1:]))
+        case Attach() if attachments:
+            return (tensor_over(attachments[0]),)
+        case Restate():
+            return tuple(map(take_bytes, attachments))
+        case _:
+            return attachments
+
+
+def shard_of(serve: Serve, attachments: tuple[object, ...]) -> Shard:
+    """The store of a server: its part of the parameters over what `opened` gave."""
+    arena, *state = attachments
+    assert isinstance(arena, torch.Tensor)
+    shard = Shard(serve.model, serve.shard, serve.num_shards, arena)
+    for part in state:
+        assert isinstance(part, bytes)
+        shard.load(part, parameters=False, optimizer=True)
+    return shard
+
+
 class ServerProcess:
     """The loop around the role."""
 
@@ -71,28 +96,10 @@ class ServerProcess:
                 self._end = End(code, sentence)
             case _:
                 self._finishing = self._finishing or isinstance(message, Finish)
-                self._enact(self._role.handle(sender, message, self._opened(message, attachments)))
-
-    def _opened(self, message: Message, attachments: tuple[int, ...]) -> tuple[object, ...]:
-        """What the role's store takes in place of descriptors."""
-        match message:
-            case Serve(model=model) if attachments:
-                arena = tensor_over(attachments[0], parameter_arena_bytes(layout_of(model))[1])
-                return (arena, *map(take_bytes, attachments[1:]))
-            case Attach() if attachments:
-                return (tensor_over(attachments[0]),)
-            case Restate():
-                return tuple(map(take_bytes, attachments))
-            case _:
-                return attachments
+                self._enact(self._role.handle(sender, message, opened(message, attachments)))
 
     def _build(self, serve: Serve, attachments: tuple[object, ...]) -> Shard:
-        arena, *state = attachments
-        assert isinstance(arena, torch.Tensor)
-        shard = Shard(serve.model, serve.shard, serve.num_shards, arena)
-        for part in state:
-            assert isinstance(part, bytes)
-            shard.load(part, parameters=False, optimizer=True)
+        shard = shard_of(serve, attachments)
         gc.freeze()
         return shard
 

@@ -274,7 +274,12 @@ class Job:
             if type(message) is Params:
                 member.bases[sender.id] = message.version
             member.arrive(Delivery(sender, message, attachments))
-        elif self._luggage is not None:
+        else:
+            self.drop(attachments)
+
+    def drop(self, attachments: tuple[int, ...]) -> None:
+        """Nobody takes these."""
+        if self._luggage is not None:
             self._luggage.drop(attachments)
 
     # --- running ------------------------------------------------------------------------------------------

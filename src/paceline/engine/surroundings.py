@@ -1,0 +1,50 @@
+"""What a worker's session takes from where it runs: who it is, what time it is, and what it may do there."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import socket
+import time
+from collections.abc import Callable
+
+
+class Surroundings:
+    """Those of a process of its own; an engine that only pretends to have processes puts others in their place.
+
+    `engine` and `because` are what `paceline.init()` says of it.
+    """
+
+    engine = "local"
+    because = "`paceline run` started this process"
+    may_fork = True
+    """Whether a DataLoader may have processes of its own."""
+
+    @property
+    def pid(self) -> int:
+        """This process."""
+        return os.getpid()
+
+    @property
+    def host(self) -> str:
+        """This machine."""
+        return socket.gethostname()
+
+    def now_s(self) -> float:
+        """The time that computing and waiting are counted in."""
+        return time.perf_counter()
+
+    def cpu_s(self) -> float:
+        """The processor time that this process has used."""
+        return time.process_time()
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass."""
+        time.sleep(seconds)
+
+    def spend(self, samples: int) -> None:
+        """Let the time pass that computing on so many samples takes; here it has passed already."""
+
+    def at_exit(self, call: Callable[[], None]) -> None:
+        """Call this when the script is over."""
+        atexit.register(call)
