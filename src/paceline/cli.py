@@ -158,10 +158,6 @@ def config_explain(script: _Script = None, /, *args: _Args, options: Options = O
     return ExitCode.OK
 
 
-def _say(sentence: object) -> None:
-    text = " ".join(str(sentence).split())
-    sys.stderr.write(f"paceline: {text}\n")
-
 def _misplaced(script: str, args: Sequence[str]) -> list[str]:
     """A hint for each option of ours among the script's arguments, unless the script's text speaks of one itself."""
     try:
@@ -197,6 +193,10 @@ def why(run_dir: _RunDir = None, /, *, at: _At = None) -> int:
         tell_decision(console, decision_at(Path(run_dir), samples))
     return ExitCode.OK
 
+
+def _say(sentence: object) -> None:
+    text = " ".join(str(sentence).split())
+    sys.stderr.write(f"paceline: {text}\n")
 
 
 def split_at_script(tokens: Sequence[str]) -> tuple[list[str], list[str]]:
