@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
 
+from paceline.config import read_recorded
 from paceline.engine.link import Link
 from paceline.errors import UsageError
 from paceline.hybrid import start_of
@@ -26,7 +27,7 @@ from paceline.session.prepared import sort_out
 from paceline.session.run import Run, checked_norm, number_of, say
 from paceline.session.sampling import Rules, Sampling
 from paceline.session.schedule import Clock, follow
-from paceline.session.slow import Handicap, read_recorded
+from paceline.session.slow import Handicap
 from paceline.session.states import States, adopt_model, adopt_optimizer
 from paceline.session.streams import reseed
 from paceline.session.worker import Worker
