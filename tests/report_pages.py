@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import NamedTuple
@@ -29,12 +28,27 @@ def write_run(
     run_dir: Path, *, num_updates: int = 300, num_workers: int = 4, script: str = "train.py", pace: str = "async", **more: object
 ) -> Path:
     """A run that logs loss at every update and accuracy at every fiftieth; `more` replaces values of the summary."""
-    record = RunRecord(run_dir, 0.0)
-    (run_dir / "run.toml").write_text(f"workers = {num_workers}\n[run]\nscript = '{script}'\n[origin]\nworkers = 'command line'\n")
+    return _write(RunRecord(run_dir, 0.0), run_dir, num_updates, num_workers, pace, script=script, mode=pace, more=more)
+
+
+def _write(
+    record: RunRecord,
+    run_dir: Path,
+    num_updates: int,
+    num_workers: int,
+    pace: str,
+    *,
+    script: str,
+    mode: str,
+    more: Mapping[str, object],
+    moves: Sequence[Move] = (),
+) -> Path:
+    settings = f"workers = {num_workers}\npace = '{mode}'\n[run]\nscript = '{script}'\n[origin]\nworkers = 'command line'\n"
+    (run_dir / "run.toml").write_text(settings)
     for worker in range(num_workers):
         record.note({"event": "join", "role": "worker", "id": worker, "pid": 100 + worker, "host": "here"}, 1.0)
     record.note({"event": "lease", "worker": 0, "positions": [0, 1]}, 2.0)
-    now_s = write_updates(record, num_updates, num_workers, pace)
+    now_s = write_updates(record, num_updates, num_workers, pace, moves)
     samples = BATCH * num_updates
     summary: dict[str, object] = {
         "pace": pace,
@@ -53,7 +67,7 @@ def write_run(
         "ledger": {"once": samples, "repeated": 0, "skipped": 0, "undone": 0},
         "exit": 0,
     }
-    record.close(summary | more)
+    record.close(summary | dict(more))
     return run_dir
 
 
@@ -91,33 +105,33 @@ HYBRID = (
 def write_hybrid(run_dir: Path, moves: Sequence[Move] = HYBRID, *, num_updates: int = 300, parts: bool = True) -> Path:
     """A run of the policy goodput with four workers that makes `moves`; each came out at 0.8 of what was predicted."""
     record = RunRecord(run_dir, 0.0)
-    (run_dir / "run.toml").write_text('pace = "hybrid"\n[run]\nscript = "train.py"\n')
-    record.note({"event": "lease", "worker": 0, "positions": [0]}, 2.0)
-    now_s = write_updates(record, num_updates, 4, "sync", moves)
     if parts:
         for at_s, slow in ((2.5, 0.1), (4.0, 0.25)):
             others = {str(worker): (1 - slow) / 3 for worker in (0, 2, 3)}
             record.note({"event": "shares", "parts": {"1": slow} | others}, at_s)
         record.note({"event": "lead", "worker": 2, "lead": 7}, 3.0)
-    last = moves[-1].after if moves else "sync"
-    record.close({"pace": last, "workers": 4, "wall_s": now_s - 2.0, "samples": BATCH * num_updates, "updates": num_updates + 1, "exit": 0})
-    rows = [
-        {"event": "decision", "number": 0, "policy": "goodput", "moved": False, "held": "the dwell has 20 updates left", "next": "async"}
-    ]
+    held = {"number": 0, "policy": "goodput", "moved": False, "held": "the dwell has 20 updates left", "next": "async"}
+    record.decide({"event": "decision", **held}, 2.0)
     for number, move in enumerate(moves, start=1):
-        place = {"t_s": 2 + 0.01 * move.version, "samples": BATCH * (move.version - 1), "share": (move.version - 1) / num_updates}
-        if move.undone is not None:
-            rows.append({"event": "restore", "from": move.before, "to": move.after, "why": move.why, **place})
-            continue
-        weighed = [
-            {"pace": "sync", "samples_per_s": 2000.0, "efficiency": 1.0},
-            {"pace": move.after, "samples_per_s": 3000.0, "efficiency": 0.97},
-        ]
-        told = {"policy": "goodput", "moved": True, "held": "", "next": move.after, "why": move.why, "candidates": weighed}
-        rows.append({"event": "decision", "number": number, **told, **place})
-        rows.append({"event": "outcome", "number": number, "pace": move.after, "predicted": 3000.0, "came": 2400.0, "error": 0.25})
-    (run_dir / "decisions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return run_dir
+        for row in _decided(number, move, num_updates):
+            record.decide(row, 2.0 + 0.01 * move.version)
+    more = {"pace": moves[-1].after, "updates": num_updates + 1}
+    return _write(record, run_dir, num_updates, 4, "sync", script="train.py", mode="hybrid", more=more, moves=moves)
+
+
+def _decided(number: int, move: Move, num_updates: int) -> list[dict[str, object]]:
+    place = {"samples": BATCH * (move.version - 1), "share": (move.version - 1) / num_updates}
+    if move.undone is not None:
+        return [{"event": "restore", "from": move.before, "to": move.after, "why": move.why, **place}]
+    weighed = [
+        {"pace": "sync", "samples_per_s": 2000.0, "efficiency": 1.0},
+        {"pace": move.after, "samples_per_s": 3000.0, "efficiency": 0.97},
+    ]
+    told = {"policy": "goodput", "moved": True, "held": "", "next": move.after, "why": move.why, "candidates": weighed}
+    return [
+        {"event": "decision", "number": number, **told, **place},
+        {"event": "outcome", "number": number, "pace": move.after, "predicted": 3000.0, "came": 2400.0, "error": 0.25},
+    ]
 
 
 _VOID = {"meta", "input", "br"}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import struct
 import subprocess
 import zlib
+from html import escape
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +17,7 @@ import numpy.typing as npt
 import pytest
 
 from paceline.dash.report import write_report
-from report_pages import write_run
+from report_pages import HYBRID, write_hybrid, write_run
 
 _BROWSER = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
 _QUIET = ("quic", "background-networking", "component-update", "sync", "gpu")
@@ -95,6 +97,34 @@ def test_the_curves_are_seen_across_the_page(tmp_path: Path, theme: str, width: 
     is_line = (abs(charts.astype(int) - np.array(_LINE[theme])) < 12).all(axis=2)
     assert is_line.any(axis=0).mean() > 0.5
     assert picture[5, 5].mean() > 200 if theme == "light" else picture[5, 5].mean() < 60
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_paces_lie_as_coloured_stripes_behind_the_loss(tmp_path: Path, theme: str) -> None:
+    page, shot = write_report(write_hybrid(tmp_path / "run")), tmp_path / "shot.png"
+    scheme = "--blink-settings=preferredColorScheme=" + ("0" if theme == "dark" else "1")
+    browse(page, tmp_path / "profile", "--window-size=1240,760", f"--screenshot={shot}", scheme)
+    row = pixels(shot)[610, 60:420]
+    colours, times = np.unique(row, axis=0, return_counts=True)
+    wide = {tuple(colour) for colour, times in zip(colours.tolist(), times, strict=True) if times >= 40}
+    assert len(wide) >= 3
+    assert any(max(colour) - min(colour) > 8 for colour in wide)
+
+
+def test_pointing_at_the_loss_tells_the_pace_and_why(tmp_path: Path) -> None:
+    page = write_report(write_hybrid(tmp_path / "run"))
+    pointed = """<script>
+      const plot = document.querySelector(".plot"), box = plot.getBoundingClientRect();
+      const at = {bubbles: true, clientX: box.left + 0.45 * box.width, clientY: box.top + 9};
+      plot.dispatchEvent(new PointerEvent("pointermove", at));
+    </script>"""
+    probe = tmp_path / "probe.html"
+    unguarded = re.sub(r"<meta http-equiv[^>]*>", "", page.read_text())
+    probe.write_text(unguarded.replace("</body>", f"{pointed}</body>"))
+    document = browse(probe, tmp_path / "profile", "--dump-dom")
+    tip = document.partition('id="tip"')[2].partition("<script")[0]
+    assert "pace async" in tip
+    assert escape(HYBRID[0].why, quote=False) in tip
 
 
 def test_the_script_runs_under_the_pages_own_policy(tmp_path: Path) -> None:

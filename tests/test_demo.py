@@ -1,0 +1,32 @@
+"""The demo's table: what it reads from runs that are there, and how it names the moves."""
+
+from __future__ import annotations
+
+from io import StringIO
+from pathlib import Path
+
+from rich.console import Console
+
+import demo
+from paceline.settings import slow_list
+from report_pages import HYBRID, write_hybrid, write_run
+
+
+def test_the_table_names_the_moves_of_the_hybrid_run_and_fits_a_terminal(tmp_path: Path) -> None:
+    runs = {"sync": write_run(tmp_path / "sync", pace="sync"), "hybrid": write_hybrid(tmp_path / "hybrid")}
+    outcomes = [demo.outcome(pace, out) for pace, out in runs.items()]
+    shown = StringIO()
+    console = Console(width=80, file=shown)
+    console.print(demo.table("one of four is slow", outcomes))
+    lines = [line.rstrip() for line in shown.getvalue().splitlines()]
+    assert [line.strip() for line in lines[-3:]] == ["async from 33%", "back to sync at 60%", "backup:1 from 80%"]
+    assert not any("…" in line for line in lines)
+    assert [move.why for move in outcomes[1].moves] == [move.why for move in HYBRID]
+    assert not outcomes[0].moves
+
+
+def test_who_is_slow_is_said_with_the_part_of_the_work() -> None:
+    assert [demo.slowed(one) for one in slow_list("1=3@0.33-0.66,2=4")] == [
+        "worker 1 3 times slower from 33% to 66% of the work",
+        "worker 2 4 times slower",
+    ]
