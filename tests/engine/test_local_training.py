@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -159,6 +160,14 @@ def test_a_disk_that_fills_up_under_the_events_ends_the_run(watch: Watch, small_
     assert run.code(10) == 3
     assert "jsonl could not be written: No space left on device" in run.printed()
     assert json.loads((run.out / "summary.json").read_text())["exit"] == 3
+
+
+def test_a_run_directory_that_is_deleted_ends_the_run_soon(watch: Watch) -> None:
+    run = in_training(watch, script())
+    shutil.rmtree(run.out)
+    assert run.code_soon() == 3
+    assert "events.jsonl could not be written: it was deleted, moved or replaced while the run went on" in run.printed()
+    assert not run.out.exists()
 
 
 def test_one_that_is_interrupted_alone_has_left_and_is_named(watch: Watch) -> None:

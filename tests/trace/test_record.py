@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, WriteError
 from paceline.trace.record import (
     DECISIONS,
     EVENTS,
@@ -54,6 +55,23 @@ def test_decisions_have_a_file_of_their_own_as_soon_as_there_is_one(tmp_path: Pa
 def test_an_event_without_a_kind_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="key 'event'"):
         RunRecord(tmp_path, 0.0).note({"worker": 1}, 0.0)
+
+
+@pytest.mark.parametrize("how", ["deleted", "moved", "replaced"])
+def test_a_file_that_is_not_in_its_place_any_more_is_a_failed_write(tmp_path: Path, how: str) -> None:
+    record = RunRecord(tmp_path / "run", 0.0)
+    record.note({"event": "first"}, 0.0)
+    record.flush()
+    (tmp_path / "run").rename(tmp_path / "moved")
+    if how == "deleted":
+        shutil.rmtree(tmp_path / "moved")
+    elif how == "replaced":
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run" / EVENTS).touch()
+    record.flush_if_due(9.0)
+    record.note({"event": "second"}, 9.0)
+    with pytest.raises(WriteError, match=rf"{EVENTS} could not be written: it was deleted, moved or replaced while the run went on$"):
+        record.flush_if_due(10.0)
 
 
 def test_nothing_waits_longer_than_the_flush_time(tmp_path: Path) -> None:

@@ -56,13 +56,21 @@ class _Lines:
         self._pending += b"\n"
 
     def flush(self) -> None:
-        """Write everything that is pending. Raises WriteError."""
+        """Write everything that is pending. Raises WriteError, also when the file is not in its place any more."""
+        if self._pending and not self._is_in_place():
+            raise WriteError(f"{self._path} could not be written: it was deleted, moved or replaced while the run went on")
         try:
             while self._pending:
                 written = os.write(self._fd, self._pending)
                 del self._pending[:written]
         except OSError as error:
             raise _unwritten(self._path, error) from error
+
+    def _is_in_place(self) -> bool:
+        try:
+            return os.path.samestat(os.stat(self._path), os.fstat(self._fd))
+        except OSError:
+            return False
 
     def close(self) -> None:
         """Let go of the file; what is still pending is lost."""
