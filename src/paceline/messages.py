@@ -538,7 +538,8 @@ class Failed(Message, frozen=True):
 class Progress(Message, frozen=True):
     """The run at a glance, some times a second. `epoch_samples` is 0 when unknown.
 
-    `waiting_for` are the workers that others wait for; `begun`: the first gathering is over.
+    `waiting_for` are the workers that others wait for; `begun`: the first gathering is over. `shares` are the workers'
+    parts of a cut batch, empty while all are even.
     """
 
     pace: str
@@ -552,6 +553,7 @@ class Progress(Message, frozen=True):
     num_workers: int
     waiting_for: tuple[int, ...]
     begun: bool
+    shares: tuple[tuple[int, float], ...] = ()
 
 
 class Remark(Message, frozen=True):

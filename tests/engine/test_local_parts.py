@@ -188,6 +188,8 @@ def test_the_progress_line_says_what_goes_on() -> None:
         progress_text(waiting, 0, 9)
         == "ssp:3 · epoch 2 · 5,000 samples · 0 samples/s · staleness 1.25 · waits for worker 1, 2, 3, 4 and 2 more"
     )
+    shared = msgspec.structs.replace(progress, pace="sync", loss=None, shares=((0, 0.3), (1, 0.3), (3, 0.15)))
+    assert progress_text(shared, 5, 3) == "sync · epoch 2 · 1,000 of 4,000 samples · 5 samples/s · staleness 1.25 · shares 40 40 20 %"
     assert progress_text(msgspec.structs.replace(progress, begun=False), 0, 6) == "starting: 4 of 6 workers are there"
 
 

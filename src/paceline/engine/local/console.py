@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.live import Live
@@ -14,6 +15,7 @@ from paceline.messages import Progress
 PLAIN_EVERY_S = 5.0
 RATE_OVER_S = 5.0
 _MOST_NAMED = 4
+_MOST_SHARES = 8
 
 
 def progress_text(progress: Progress, rate: float, num_workers: int) -> str:
@@ -27,11 +29,26 @@ def progress_text(progress: Progress, rate: float, num_workers: int) -> str:
     if progress.loss is not None:
         parts.append(f"loss {progress.loss:.4g}")
     parts += [f"{rate:,.0f} samples/s", f"staleness {progress.staleness:.2f}"]
+    if progress.shares:
+        parts.append(f"shares {shares_text([part for _, part in progress.shares])} %")
     if progress.waiting_for:
         named = ", ".join(map(str, progress.waiting_for[:_MOST_NAMED]))
         more = len(progress.waiting_for) - _MOST_NAMED
         parts.append(f"waits for worker {named}" + (f" and {more} more" if more > 0 else ""))
     return " · ".join(parts)
+
+
+def shares_text(parts: Sequence[float]) -> str:
+    """The parts of a batch in percent, by worker; of many only the smallest and the largest.
+
+    >>> shares_text([2.0, 2.0, 1.0]), shares_text([0.1] * 19 + [0.01])
+    ('40 40 20', '0.5 to 5.2')
+    """
+    whole = sum(parts) or 1.0
+    shares = [100.0 * part / whole for part in parts]
+    if len(shares) > _MOST_SHARES:
+        return f"{min(shares):.1f} to {max(shares):.1f}"
+    return " ".join(f"{share:.0f}" for share in shares)
 
 
 class Screen:
