@@ -7,12 +7,14 @@ in order; what comes back goes to the front, unchanged. It refuses to settle an 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
+
+from paceline.logic.stretches import Stretches
 
 
 class Place(Enum):
-    """Where an entry is; FOLDED and SKIPPED are final."""
+    """Where an entry is; SKIPPED is final, FOLDED until it is undone."""
 
     FREE = "free"
     HELD = "held"
@@ -30,7 +32,8 @@ class Ledger:
     """Entries 0..len(sizes)-1 with their numbers of samples; of `num_samples` so many are `folded` or `skipped`.
 
     `owners` gives each entry to one worker (static leases). With `cut`, `sizes` is one list of samples that
-    `lease` cuts into entries: each stretch of `cut` samples is split among the live workers.
+    `lease` cuts into entries: each stretch of `cut` samples is divided among the workers that have entered, by
+    their parts. `undone` counts the samples that were folded and taken back, each time.
 
     >>> ledger = Ledger((4, 4, 2))
     >>> ledger.lease(7, 2), ledger.start(7), ledger.num_free
@@ -43,9 +46,10 @@ class Ledger:
         self.cuts: list[tuple[int, int]] = []
         self.held: dict[int, deque[int]] = {}
         self.num_samples = sum(sizes)
-        self.folded = self.skipped = 0
-        self._cut, self._uncut = cut, (0, self.num_samples if cut else 0)
-        self._pieces: deque[int] = deque()
+        self.folded = self.skipped = self.undone = 0
+        self._stretches = Stretches(self.num_samples, cut) if cut else None
+        self._parts: Mapping[int, float] = {}
+        self._sharing: set[int] = set()
         self._free: deque[int] = deque() if owners else deque(range(len(self.sizes)))
         self._owners = tuple(owners)
         self._owned: dict[int, deque[int]] = {}
@@ -66,18 +70,20 @@ class Ledger:
 
     @property
     def num_free(self) -> int:
-        """Entries that nobody holds; samples not cut yet count as one entry a piece to come."""
-        uncut = self._uncut[1] - self._uncut[0]
-        return len(self._free) + self._num_owned + (max(1, len(self._pieces)) if uncut else 0)
+        """Entries that nobody holds; samples not cut yet count as about as many entries as they will be."""
+        to_cut = self._stretches.num_pieces if self._stretches else 0
+        return len(self._free) + self._num_owned + to_cut
 
     @property
     def done(self) -> bool:
         """Whether every sample is folded or skipped."""
-        return not self._unsettled and self._uncut[0] == self._uncut[1]
+        return not self._unsettled and not (self._stretches and self._stretches.num_uncut)
 
-    def has_for(self, worker: int) -> bool:
-        """Whether `worker` could be leased an entry now."""
-        return bool(self._free or self._owned.get(worker) or self._uncut[0] < self._uncut[1])
+    def has_for(self, worker: int, *, greedy: bool = False) -> bool:
+        """Whether `worker` could be leased an entry now; see `lease`."""
+        if self._free or self._owned.get(worker):
+            return True
+        return self._stretches is not None and self._stretches.has_for(worker, greedy=greedy)
 
     def holds(self, worker: int) -> bool:
         """Whether `worker` has unstarted entries: leased to it, or its own by a fixed split."""
@@ -85,13 +91,43 @@ class Ledger:
 
     def share(self, num_workers: int) -> int:
         """How many entries a lease should have: a few, fewer towards the end."""
-        rest = self.num_free
-        if self._cut:
-            rest = max(rest, (self._uncut[1] - self._uncut[0]) * num_workers // self._cut)
-        return max(1, min(4, rest // (2 * num_workers)))
+        return max(1, min(4, self.num_free // (2 * num_workers)))
 
-    def lease(self, worker: int, count: int, num_workers: int = 1) -> list[int]:
-        """Up to `count` entries for `worker`, in order: its own ones, else returned and then new ones."""
+    # --- who gets what part -------------------------------------------------------------------------------
+
+    def enter(self, worker: int) -> None:
+        """`worker` has a part of what is cut from now on; only those who entered are leased what is cut."""
+        if self._stretches is not None and worker not in self._sharing:
+            self._sharing.add(worker)
+            self._divide(self._stretches)
+
+    def set_parts(self, parts: Mapping[int, float]) -> None:
+        """What is cut from now on is in proportion to `parts`; a worker without one gets the mean of the others'."""
+        self._parts = dict(parts)
+        if self._stretches is not None:
+            self._divide(self._stretches)
+
+    def disown(self, worker: int) -> None:
+        """A dead worker's fixed share and uncut samples are open to the survivors, behind what else is free."""
+        own = self._owned.pop(worker, deque())
+        self._num_owned -= len(own)
+        self._free.extend(own)
+        if self._stretches is not None and worker in self._sharing:
+            self._sharing.remove(worker)
+            self._divide(self._stretches)
+
+    def _divide(self, stretches: Stretches) -> None:
+        known = [part for worker, part in self._parts.items() if worker in self._sharing]
+        mean = sum(known) / len(known) if known else 1.0
+        stretches.divide({worker: self._parts.get(worker, mean) for worker in self._sharing})
+
+    # --- from place to place ------------------------------------------------------------------------------
+
+    def lease(self, worker: int, count: int, *, greedy: bool = False) -> list[int]:
+        """Up to `count` entries for `worker`, in order: its own ones, else returned and then new ones.
+
+        What is cut is sized for the worker, one piece of each stretch; `greedy`: also of what others have not come for.
+        """
         leased: list[int] = []
         own = self._owned.get(worker)
         while len(leased) < count:
@@ -100,8 +136,8 @@ class Ledger:
                 self._num_owned -= 1
             elif self._free:
                 position = self._free.popleft()
-            elif self._uncut[0] < self._uncut[1]:
-                position = self._cut_next(num_workers)
+            elif (cut := self._cut_next(worker, greedy=greedy)) is not None:
+                position = cut
             else:
                 break
             self.places[position] = HELD
@@ -135,6 +171,15 @@ class Ledger:
             self.skipped += self.sizes[position]
             self._unsettled -= 1
 
+    def undo(self, positions: Sequence[int]) -> None:
+        """Folded entries whose update was taken back go to the front, in their order, to be computed again."""
+        for position in positions:
+            self._move(position, FOLDED, FREE)
+            self.folded -= self.sizes[position]
+            self.undone += self.sizes[position]
+            self._unsettled += 1
+        self._return(positions)
+
     def give_back(self, started: Sequence[int]) -> None:
         """Started entries that were not folded go to the front, in their order: for anyone, or for their owner."""
         for position in started:
@@ -148,12 +193,6 @@ class Ledger:
             self._move(position, HELD, FREE)
         self._return(held)
         return held
-
-    def disown(self, worker: int) -> None:
-        """A dead worker's fixed share is open to the survivors, behind what else is free."""
-        own = self._owned.pop(worker, deque())
-        self._num_owned -= len(own)
-        self._free.extend(own)
 
     def recall(self, victim: int, count: int) -> list[int]:
         """Take the last `count` unstarted entries back from `victim`, to be leased again."""
@@ -172,8 +211,8 @@ class Ledger:
                 self.places[position] = SKIPPED
                 self.skipped += self.sizes[position]
                 self._unsettled -= 1
-        self.skipped += self._uncut[1] - self._uncut[0]
-        self._uncut = (self._uncut[1], self._uncut[1])
+        if self._stretches is not None:
+            self.skipped += self._stretches.close()
         self._num_owned = 0
         for queue in (self._free, self._owned, self.held):
             queue.clear()
@@ -188,17 +227,13 @@ class Ledger:
                 own.appendleft(position)
                 self._num_owned += 1
 
-    def _cut_next(self, num_workers: int) -> int:
-        start, stop = self._uncut
-        if not self._pieces:
-            whole = min(self._cut, stop - start)
-            sizes = (whole // num_workers + (i < whole % num_workers) for i in range(num_workers))
-            self._pieces.extend(size for size in sizes if size)
-        size = self._pieces.popleft()
-        self.cuts.append((start, start + size))
-        self.sizes.append(size)
+    def _cut_next(self, worker: int, *, greedy: bool) -> int | None:
+        piece = self._stretches.take(worker, greedy=greedy) if self._stretches else None
+        if piece is None:
+            return None
+        self.cuts.append(piece)
+        self.sizes.append(piece[1] - piece[0])
         self.places.append(FREE)
-        self._uncut = (start + size, stop)
         self._unsettled += 1
         return len(self.sizes) - 1
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from paceline.logic.ledger import Ledger
 from paceline.logic.membership import COMPUTING, Worker
@@ -23,6 +23,7 @@ class Leases:
 
     def __init__(self, job: Job) -> None:
         self.job = job
+        self._parts: dict[int, float] = {}
         self.reset(0)
 
     def reset(self, epoch: int) -> None:
@@ -38,16 +39,24 @@ class Leases:
     def open(self, ledger: Ledger) -> None:
         """The epoch's batch list is there."""
         self.ledger = ledger
+        ledger.set_parts(self._parts)
         for owner in ledger.owners - self.job.members.workers.keys():
             ledger.disown(owner)
         if self.job.pace.distinct:
             self.grants_by_s = self.job.now_s + FIRST_GRANT_WAIT_S
         else:
             self._granting = True
+            self._enter(self.job.members.attached())
         for worker in self.job.members.attached():
             self.recount(worker)
         if self.job.stopping:
             self.close()
+
+    def set_parts(self, parts: Mapping[int, float]) -> None:
+        """From now on batches are cut in proportion to `parts` of the workers, in later epochs too; one without gets the mean."""
+        self._parts = dict(parts)
+        if self.ledger is not None:
+            self.ledger.set_parts(parts)
 
     # --- giving -------------------------------------------------------------------------------------------
 
@@ -68,11 +77,20 @@ class Leases:
             return
         self._granting, self.grants_by_s = True, None
         first, self._first = self._first, {}
+        self._enter([self.job.members.workers[number] for number in first])
         for number in sorted(first):
             self._grant(self.job.members.workers[number], wait=first[number])
 
+    def _enter(self, workers: Iterable[Worker]) -> None:
+        """These take part in what is cut from now on."""
+        if self.ledger is not None:
+            for worker in workers:
+                if not worker.left_epoch:
+                    self.ledger.enter(worker.id)
+
     def _grant(self, worker: Worker, *, wait: bool) -> None:
-        leased = self._top_up(worker)
+        self._enter((worker,))
+        leased = self._top_up(worker, idle=wait)
         if not leased and wait and self._recall_for(worker):
             leased = self._top_up(worker)
         if leased or not wait:
@@ -95,15 +113,19 @@ class Leases:
         worker.started.append(ledger.start(worker.id))
         return True, leased
 
-    def _top_up(self, worker: Worker) -> tuple[int, ...]:
-        """Lease a few free entries to `worker`, none when it has left the epoch."""
+    def _top_up(self, worker: Worker, *, idle: bool = False) -> tuple[int, ...]:
+        """Lease a few free entries to `worker`, none when it has left the epoch.
+
+        What is cut for others is left to them by one that is not `idle` when all go in step: each update has a piece of each.
+        """
         job, ledger = self.job, self.ledger
-        if ledger is None or worker.left_epoch or not self._granting or not ledger.has_for(worker.id):
+        greedy = idle or job.pace.quorum.rule != "all"
+        if ledger is None or worker.left_epoch or not self._granting or not ledger.has_for(worker.id, greedy=greedy):
             return ()
-        num_workers = len(job.members.workers)
-        leased = tuple(ledger.lease(worker.id, ledger.share(num_workers), num_workers))
-        job.accounts.begin(job.now_s)
-        job.note("lease", worker=worker.id, positions=leased)
+        leased = tuple(ledger.lease(worker.id, ledger.share(len(job.members.workers)), greedy=greedy))
+        if leased:
+            job.accounts.begin(job.now_s)
+            job.note("lease", worker=worker.id, positions=leased)
         return leased
 
     def cuts(self, positions: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
@@ -161,6 +183,14 @@ class Leases:
         ledger.give_back(positions)
         self._pass_on()
 
+    def undo(self, positions: Sequence[int]) -> None:
+        """Batches of this epoch whose updates were taken back go to the front, unchanged."""
+        if self.ledger is not None:
+            self.ledger.undo(positions)
+            for worker in self.job.members.attached():
+                self.recount(worker)
+            self._pass_on()
+
     def release(self, worker: Worker, *, consumed: bool = False) -> None:
         """A worker leaves the epoch or the job: what it holds goes back, what it used up without a step is skipped."""
         self._first.pop(worker.id, None)
@@ -191,8 +221,8 @@ class Leases:
         if self.job.stopping:
             self.close()
             return
-        for number in [number for number in self.line if ledger.has_for(number)]:
-            if ledger.has_for(number):
+        for number in [number for number in self.line if ledger.has_for(number, greedy=True)]:
+            if ledger.has_for(number, greedy=True):
                 self._grant(self.line.pop(number), wait=True)
 
     def close(self) -> None:
