@@ -42,6 +42,19 @@ def test_each_workers_part_and_bound_are_drawn_when_they_changed(tmp_path: Path)
     assert "over time" not in unmoved.text
 
 
+def test_parts_that_change_all_the_time_are_thinned_and_those_that_moved_furthest_are_drawn(tmp_path: Path) -> None:
+    run_dir = write_hybrid(tmp_path, parts=False)
+    with (run_dir / "events.jsonl").open("a") as file:
+        for turn in range(3000):
+            parts = {str(worker): (worker + turn % 7) / 1000 for worker in range(30)}
+            file.write(json.dumps({"event": "shares", "t_s": 2 + turn / 1000, "parts": parts}) + "\n")
+    path = write_report(run_dir)
+    assert path.stat().st_size < 500_000
+    page = read_page(path)
+    assert "the 6 of 30 workers that moved furthest" in page.text
+    assert [f"worker {worker}\n" in page.text for worker in (0, 5, 6, 29)] == [True, True, False, False]
+
+
 def test_a_run_without_decisions_is_shown_as_ever(tmp_path: Path) -> None:
     run_dir = write_hybrid(tmp_path)
     (run_dir / "decisions.jsonl").unlink()

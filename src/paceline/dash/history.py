@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple, cast
 
 _MOST_KEPT = 5000
+_MOST_SETTINGS = 100_000
 
 Row = Mapping[str, object]
 
@@ -153,12 +154,12 @@ class History:
 
     def _share(self, at_s: float, event: Row) -> None:
         parts = inner(event, "parts")
-        if len(self.shares) < _MOST_KEPT:
+        if len(self.shares) < _MOST_SETTINGS:
             told = ((int(worker), number(parts, worker)) for worker in parts if worker.isdecimal())
             self.shares += [Setting(at_s, self.samples_at(at_s), worker, part) for worker, part in told]
 
     def _lead(self, at_s: float, event: Row) -> None:
-        if len(self.leads) < _MOST_KEPT:
+        if len(self.leads) < _MOST_SETTINGS:
             self.leads.append(Setting(at_s, self.samples_at(at_s), int(number(event, "worker")), number(event, "lead")))
 
     def _join(self, at_s: float, event: Row) -> None:

@@ -16,7 +16,7 @@ from paceline.dash.page import folded, section
 
 MOST_ROWS = 100
 _MOST_WEIGHED = 8
-_MOST_POINTS = 400
+_MOST_CORNERS = 150
 _HEAD = ("wall time", "samples", "share", "from", "to", "predicted", "came", "why")
 
 
@@ -111,8 +111,9 @@ def _steps(title: str, what: str, settings: Sequence[Setting], frame: Frame, *, 
 
 
 def _corners(settings: Sequence[Setting], frame: Frame, first: float | None) -> list[Point]:
-    every = -(-len(settings) // _MOST_POINTS)
-    kept = settings[::every]
+    """The line of one worker, thinned to what can be told apart; its last value is always there."""
+    every = -(-len(settings) // _MOST_CORNERS)
+    kept = settings[::-1][::every][::-1]
     value = kept[0].value if first is None else first
     corners = [(0.0, 0.0, value)]
     for one in kept:
