@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.messages import Member
+from paceline.pace import Pace
 
 if TYPE_CHECKING:
     from world import World
@@ -44,7 +45,10 @@ def name_of(member: Member) -> Name:
 
 
 class CountingStore:
-    """A shard that counts: `history` has, per version, each gradient's effective weight and the learning rate's factor."""
+    """A shard that counts: `history` has, per version, each gradient's effective weight and the learning rate's factor.
+
+    `paces` are the changes of pace, `restores` the returns, as (version made, version gone back to).
+    """
 
     def __init__(self, world: World, shard: int) -> None:
         self.world, self.shard = world, shard
@@ -52,6 +56,9 @@ class CountingStore:
         self.gathered: list[tuple[Name, float]] = []
         self.reduced: list[tuple[Name, float]] = []
         self.history: list[tuple[tuple[tuple[Name, float], ...], float]] = []
+        self.paces: list[tuple[int, Pace]] = []
+        self.kept: int | None = None
+        self.restores: list[tuple[int, int]] = []
 
     def attach(self, worker: int, incarnation: int, memory: object) -> None:
         self.attached.add((worker, incarnation))
@@ -73,11 +80,39 @@ class CountingStore:
     def square_norm(self) -> float:
         return 4.0
 
-    def apply(self, *, factor: float, lr_factor: float, hyper: bytes, absent: bytes) -> None:
+    def moved(self) -> float:
+        return 4.0
+
+    def apply(self, *, factor: float, lr_factor: float, hyper: bytes, absent: bytes, measure: bool) -> tuple[float, float, float] | None:
+        self._change()
+        self.history.append((tuple((name, weight * factor) for name, weight in self.reduced), lr_factor))
+        return (4.0, 1e4, 1e-2) if measure else None
+
+    def set_pace(self, pace: Pace, *, ramp_updates: int) -> None:
+        if self.gathered:
+            raise Violation(f"shard {self.shard} changes its pace while {self.gathered} are pending")
+        self.paces.append((len(self.history), pace))
+
+    def keep(self) -> None:
+        if self.gathered:
+            raise Violation(f"shard {self.shard} keeps its state while {self.gathered} are pending")
+        self.kept = len(self.history)
+
+    def restore(self) -> None:
+        self._change()
+        if self.kept is None:
+            raise Violation(f"shard {self.shard} goes back to what it never kept")
+        self.gathered = []
+        self.restores.append((len(self.history) + 1, self.kept))
+        self.history.append(((), 1.0))
+
+    def idle(self) -> bool:
+        return False
+
+    def _change(self) -> None:
         for process in self.world.processes.values():
             if process.reads_in_place:
                 raise Violation(f"shard {self.shard} is changed while worker {process.worker} computes on it")
-        self.history.append((tuple((name, weight * factor) for name, weight in self.reduced), lr_factor))
 
     def find_non_finite(self) -> str | None:
         return None

@@ -447,7 +447,7 @@ class Serving(Message, frozen=True):
 class PartNorm(Message, frozen=True):
     """The squared 2-norm of this shard's part of the fold, and of what the parameters moved since its members read them.
 
-    `moved` is the mean over the members by samples.
+    `moved` is there under a `bound` correction, the mean over the members by weight.
     """
 
     version: int

@@ -14,18 +14,23 @@ from paceline.messages import (
     Finished,
     Fold,
     Gone,
+    Keep,
     Linked,
+    Measured,
     Member,
     NotFinite,
     Params,
     PartNorm,
     Pull,
     Restate,
+    Restore,
     Serve,
     Serving,
+    SetPace,
     Snapshot,
     State,
 )
+from paceline.pace import parse_pace
 from paceline.roles.effects import End, Send
 from paceline.roles.server import Server
 from world import model_of
@@ -55,8 +60,25 @@ class Store:
     def square_norm(self):
         return 9.0
 
-    def apply(self, *, factor, lr_factor, hyper, absent):
-        self.done.append(f"apply x {factor}")
+    def moved(self):
+        return 2.0
+
+    def apply(self, *, factor, lr_factor, hyper, absent, measure):
+        self.done.append(f"apply x {factor}{f' at rate x {lr_factor}' if lr_factor != 1.0 else ''}")
+        return (4.0, 100.0, 0.25) if measure else None
+
+    def set_pace(self, pace, *, ramp_updates):
+        self.done.append(f"pace {pace.name} over {ramp_updates}")
+
+    def keep(self):
+        self.done.append("keep")
+
+    def restore(self):
+        self.done.append("restore")
+
+    def idle(self):
+        self.done.append("idle")
+        return len(self.done) < 3
 
     def find_non_finite(self):
         return self.not_finite
@@ -137,6 +159,63 @@ def test_behind_a_clipped_update_all_waits_for_its_factor(server, store):
     assert messages(server.handle(COORDINATOR, Factor(1, 0.5))) == [Params(2)]
     assert store.done == ["reduce 0 x 1.0", "apply x 0.5", "reduce 0 x 1.0", "apply x 1.0"]
     assert server.handle(COORDINATOR, Factor(1, 0.5)) == []
+
+
+def test_a_bounded_update_waits_only_when_a_member_is_stale(server, store):
+    server.handle(COORDINATOR, SetPace(0, parse_pace("async,correction=bound")))
+    assert server.handle(COORDINATOR, fold(1, 0)) == []
+    stale = Fold(2, (Member(0, 0, 1, 0, 1.0, staleness=1),), 1.0, 0.5)
+    assert messages(server.handle(COORDINATOR, stale)) == [PartNorm(2, 0.0, 2.0)]
+    server.handle(COORDINATOR, Factor(2, 1.0, 0.25))
+    assert store.done[-1] == "apply x 1.0 at rate x 0.125"
+    server.handle(COORDINATOR, SetPace(2, parse_pace("async")))
+    assert server.handle(COORDINATOR, Fold(3, (Member(0, 0, 2, 0, 1.0, staleness=1),), 1.0, 1.0)) == []
+
+
+def test_the_correction_that_the_run_begins_with_is_in_force_at_once(store):
+    server = Server(0, lambda serve, attachments: store)
+    server.handle(COORDINATOR, Serve(0, 1, model_of(), False, parse_pace("async,correction=bound")), ())
+    stale = Fold(1, (Member(0, 0, 0, 0, 1.0, staleness=1),), 1.0, 1.0)
+    assert messages(server.handle(COORDINATOR, stale)) == [PartNorm(1, 0.0, 2.0)]
+
+
+def test_a_change_of_pace_is_enacted_between_the_updates_that_it_stands_between(server, store):
+    server.handle(COORDINATOR, fold(1, 0, clip=1.0))
+    assert server.handle(COORDINATOR, Keep(1)) == []
+    server.handle(COORDINATOR, SetPace(1, parse_pace("async,momentum=ramp"), 70))
+    server.handle(COORDINATOR, fold(2, 0))
+    server.handle(COORDINATOR, Factor(1, 1.0))
+    assert store.done == ["reduce 0 x 1.0", "apply x 1.0", "keep", "pace async,momentum=ramp over 70", "reduce 0 x 1.0", "apply x 1.0"]
+
+
+def test_a_restore_is_an_update_and_answers_the_pulls_that_wait_for_it(server, store):
+    server.handle(COORDINATOR, Keep(0))
+    server.handle(COORDINATOR, fold(1, 0))
+    server.handle(COORDINATOR, Accept(Member(0, 0, 1, 1, 4.0)))
+    assert server.handle(WORKER, Pull(2, copy=True, taken=1)) == []
+    assert messages(server.handle(COORDINATOR, Restore(2))) == [Params(2)]
+    assert store.done[-2:] == ["restore", "copy to 0"]
+
+
+@pytest.mark.parametrize("order", [SetPace(1, parse_pace("async")), Keep(1), Restore(2), Restore(0)])
+def test_a_change_of_pace_at_another_version_ends_the_server(server, store, order):
+    end = server.handle(COORDINATOR, order)[0]
+    assert isinstance(end, End)
+    assert end.sentence.startswith("server 0 is at version 0 and was ordered to be ")
+    assert store.done == []
+
+
+def test_an_update_is_measured_when_that_is_asked(server):
+    asked = Fold(1, (Member(0, 0, 0, 0, 1.0),), 1.0, 1.0, measure=True)
+    assert messages(server.handle(COORDINATOR, asked)) == [Measured(1, 4.0, 100.0, 0.25)]
+    assert messages(server.handle(COORDINATOR, fold(2, 0))) == []
+
+
+def test_a_server_without_a_shard_has_nothing_to_do_when_idle(server, store):
+    assert not Server(0, lambda serve, attachments: store).idle()
+    assert server.idle()
+    assert server.idle()
+    assert not server.idle()
 
 
 def test_a_shard_that_turns_non_finite_is_told_with_its_update(server, store):

@@ -6,8 +6,8 @@ import msgspec
 
 from paceline.logic.membership import Worker
 from paceline.logic.weighting import omega
-from paceline.messages import Member
-from paceline.pace import Pace
+from paceline.messages import Fold, Member
+from paceline.pace import Correction, Pace
 
 
 class Pending(msgspec.Struct, order=True):
@@ -42,10 +42,10 @@ class Weighed(msgspec.Struct, frozen=True):
     lr_factor: float
 
 
-def gathered_member(one: Pending) -> Member:
-    """The member that enters the accumulator before its fold is known: its weight is n * omega."""
+def gathered_member(one: Pending, staleness: int) -> Member:
+    """The member that enters the accumulator before its fold is known: its weight is n * omega, its staleness final."""
     assert one.omega is not None
-    return Member(one.worker, one.incarnation, one.step, one.buffer, one.samples * one.omega, False, one.buffer_samples)
+    return Member(one.worker, one.incarnation, one.step, one.buffer, one.samples * one.omega, False, one.buffer_samples, staleness)
 
 
 def weigh(pace: Pace, pending: list[Pending], *, version: int, scales_gradients: bool) -> Weighed:
@@ -71,10 +71,15 @@ def weigh(pace: Pace, pending: list[Pending], *, version: int, scales_gradients:
     # gathered members come before any other, and a fold with one of them is scaled as a whole
     divided, scale = (divisor, 1.0) if ordered[0].omega is None else (1, 1.0 / divisor)
     members: list[Member] = []
-    for one, weight in zip(ordered, raw, strict=True):
+    for one, weight, tau in zip(ordered, raw, stalenesses, strict=True):
         gathered = one.omega is not None
-        members.append(Member(one.worker, one.incarnation, one.step, one.buffer, weight / divided, gathered, one.buffer_samples))
+        members.append(Member(one.worker, one.incarnation, one.step, one.buffer, weight / divided, gathered, one.buffer_samples, tau))
     return Weighed(ordered, tuple(members), stalenesses, num_samples, scale, 1.0 if scales_gradients else weighed / num_samples)
+
+
+def needs_factor(fold: Fold, correction: Correction) -> bool:
+    """Whether an update is applied only when every shard has told its part of a norm: it is clipped, or bounded and stale."""
+    return fold.clip > 0.0 or (correction.rule == "bound" and any(member.staleness for member in fold.members))
 
 
 def absent_in_all(masks: list[bytes]) -> bytes:

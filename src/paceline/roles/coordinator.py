@@ -217,8 +217,8 @@ class Coordinator:
                 self.enrolment.server_hello(sender.id, pid, host)
             case Serving():
                 self.enrolment.serving(sender.id)
-            case PartNorm(version=version, square=square):
-                self.folds.part_norm(version, square)
+            case PartNorm():
+                self.folds.part_norm(message)
             case NotFinite(version=version, parameter=name):
                 self.job.end(1, f"parameter {name} is not finite after update {version}; the learning rate may be too high")
             case Finished():

@@ -152,7 +152,7 @@ class Enrolment:
         assert job.model is not None
         self.forming = Forming.SERVING
         for server in job.servers:
-            job.send(server, Serve(server.id, len(job.servers), job.model, self._has_state))
+            job.send(server, Serve(server.id, len(job.servers), job.model, self._has_state, job.pace))
 
     def serving(self, shard: int) -> None:
         """A shard is built; with the last one everyone may attach (the first worker may have done so already)."""

@@ -1,16 +1,16 @@
 """The coordinator's part that makes updates: what is pending, when it is folded, what goes into the order.
 
-Nothing here decides who may start. A clipped update is ordered at once and its factor follows when every server has
-told its part of the norm.
+Nothing here decides who may start. A clipped or bounded update is ordered at once and its factor follows when every
+server has told its part of the norm.
 """
 
 from __future__ import annotations
 
-from paceline.logic.fold import Pending, Weighed, absent_in_all, gathered_member, weigh
+from paceline.logic.fold import Pending, Weighed, absent_in_all, gathered_member, needs_factor, weigh
 from paceline.logic.gate import fold_due
 from paceline.logic.membership import RESTING, WAITING, Worker
 from paceline.logic.weighting import lr_factor, lr_rule_of, omega
-from paceline.messages import Accept, Factor, Fold, Gone, Ready
+from paceline.messages import Accept, Factor, Fold, Gone, PartNorm, Ready
 from paceline.roles.epochs import Epochs
 from paceline.roles.job import Job
 
@@ -19,15 +19,23 @@ CLIP_EPSILON = 1e-6
 
 
 class Norm:
-    """The parts of a clipped update's squared norm that have come."""
+    """The parts that have come of an update's squared norm and of how far the parameters moved since its members read them.
 
-    def __init__(self, clip: float, since_s: float) -> None:
-        self.clip, self.since_s = clip, since_s
-        self.square, self.num_parts = 0.0, 0
+    `bound` is the strength of a `bound` correction, None without one.
+    """
+
+    def __init__(self, clip: float, bound: float | None, since_s: float) -> None:
+        self.clip, self.bound, self.since_s = clip, bound, since_s
+        self.square, self.moved, self.num_parts = 0.0, 0.0, 0
+
+    def factors(self) -> tuple[float, float]:
+        """What clipping multiplies the gradient by, and what the bound does the step (Dutta et al. 2018)."""
+        clipped = min(1.0, self.clip / (self.square**0.5 + CLIP_EPSILON)) if self.clip else 1.0
+        return clipped, 1.0 if self.bound is None or self.moved <= self.bound else self.bound / self.moved
 
 
 class Folds:
-    """`norms` are the clipped updates that wait for their factor, `grace_until_s` ends the wait for more members."""
+    """`norms` are the updates that wait for their factor, `grace_until_s` ends the wait for more members."""
 
     def __init__(self, job: Job, epochs: Epochs) -> None:
         self.job, self.epochs = job, epochs
@@ -64,7 +72,7 @@ class Folds:
         if not due and not job.pace.distinct:
             # nothing is folded before this one, so its staleness is final
             pending.omega = omega(job.pace.weighting, job.version - base)
-            job.order(Accept(gathered_member(pending)))
+            job.order(Accept(gathered_member(pending, job.version - base)))
         return due
 
     def due(self) -> bool:
@@ -93,9 +101,11 @@ class Folds:
         if lowest.hyper and lowest.hyper != self._sent_hyper:
             hyper = self._sent_hyper = lowest.hyper
         absent = absent_in_all([one.absent for one in pending]) if lowest.absent else b""
-        job.order(Fold(job.version, weighed.members, weighed.scale, weighed.lr_factor * self._factor(), hyper, absent, lowest.clip))
-        if lowest.clip:
-            self.norms[job.version] = Norm(lowest.clip, job.now_s)
+        fold = Fold(job.version, weighed.members, weighed.scale, weighed.lr_factor * self._factor(), hyper, absent, lowest.clip)
+        job.order(fold)
+        correction = job.pace.correction
+        if needs_factor(fold, correction):
+            self.norms[job.version] = Norm(lowest.clip, correction.strength if correction.rule == "bound" else None, job.now_s)
         self._book(weighed)
         return pending
 
@@ -134,13 +144,20 @@ class Folds:
             self._lr_factor_for = now
         return self._lr_factor
 
-    def part_norm(self, version: int, square: float) -> None:
-        """A server's part of an update's squared norm; with the last one all learn the factor."""
-        norm = self.norms.get(version)
+    def part_norm(self, part: PartNorm) -> None:
+        """A server's part of an update's norms; with the last one all learn the factors.
+
+        A bound shortens the step: through the gradient where the optimizer feels its length, else through the learning rate.
+        """
+        job, norm = self.job, self.norms.get(part.version)
         if norm is None:
             return
-        norm.square += square
+        norm.square += part.square
+        norm.moved += part.moved
         norm.num_parts += 1
-        if norm.num_parts == len(self.job.servers):
-            del self.norms[version]
-            self.job.order(Factor(version, min(1.0, norm.clip / (norm.square**0.5 + CLIP_EPSILON))))
+        if norm.num_parts == len(job.servers):
+            del self.norms[part.version]
+            assert job.model is not None
+            clipped, bounded = norm.factors()
+            through_gradient = job.model.scales_gradients
+            job.order(Factor(part.version, clipped * bounded, 1.0) if through_gradient else Factor(part.version, clipped, bounded))

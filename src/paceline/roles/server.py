@@ -1,7 +1,7 @@
 """A server: applies the order to its shard, entry by entry, and answers pulls between entries.
 
 It holds no policy. The store does the arithmetic (`tensors.Shard`, or counters where only the order matters); a
-clipped fold waits for its factor, and what comes behind it waits in line.
+fold that needs a factor of all shards (it is clipped, or bounded) waits for it, and what comes behind it waits in line.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+from paceline.logic.fold import needs_factor
 from paceline.messages import (
     COORDINATOR,
     Accept,
@@ -20,7 +21,9 @@ from paceline.messages import (
     Finished,
     Fold,
     Gone,
+    Keep,
     Linked,
+    Measured,
     Member,
     Message,
     NotFinite,
@@ -28,15 +31,22 @@ from paceline.messages import (
     PartNorm,
     Pull,
     Restate,
+    Restore,
     Serve,
     Serving,
+    SetPace,
     Snapshot,
     State,
 )
+from paceline.pace import Correction, Pace
 from paceline.roles.effects import Effect, End, Send
 
 MAX_LINE = 100_000
-"""Entries that may wait behind a clipped fold; more means that the coordinator is out of its mind."""
+"""Entries that may wait behind a fold without its factor; more means that the coordinator is out of its mind."""
+
+
+Squares = tuple[float, float, float]
+"""Squared 2-norms of an update: its gradient, the parameters before, their change."""
 
 
 class ShardStore(Protocol):
@@ -62,8 +72,28 @@ class ShardStore(Protocol):
         """The squared 2-norm of the fold's gradient."""
         ...
 
-    def apply(self, *, factor: float, lr_factor: float, hyper: bytes, absent: bytes) -> None:
-        """Take the optimizer's step."""
+    def moved(self) -> float:
+        """How far the parameters are from what the fold's members had read: the squared 2-norm, a mean by weight."""
+        ...
+
+    def apply(self, *, factor: float, lr_factor: float, hyper: bytes, absent: bytes, measure: bool) -> Squares | None:
+        """Take the optimizer's step; with `measure`, tell how large it was."""
+        ...
+
+    def set_pace(self, pace: Pace, *, ramp_updates: int) -> None:
+        """The correction of `pace` holds from now on, and what it says of the momentum."""
+        ...
+
+    def keep(self) -> None:
+        """Keep the state as it is now: parameters, optimizer state, mean buffers."""
+        ...
+
+    def restore(self) -> None:
+        """Put back what was kept; nothing is gathered any more."""
+        ...
+
+    def idle(self) -> bool:
+        """Do a little of what may be done at any time; returns whether there is more."""
         ...
 
     def find_non_finite(self) -> str | None:
@@ -104,7 +134,8 @@ class Server:
         self._build = build
         self._early: list[tuple[Address, Attach, tuple[object, ...]]] = []
         self._line: deque[tuple[Message, tuple[object, ...]]] = deque()
-        self._clipped: Fold | None = None
+        self._reduced: Fold | None = None
+        self._correction = Correction()
         self._pulls: list[Waiting] = []
         self._incarnations: dict[int, int] = {}
         self._mapped: set[tuple[int, int]] = set()
@@ -119,8 +150,8 @@ class Server:
                 self._pull(Waiting(sender, message))
             case Attach():
                 self._attach(sender, message, attachments)
-            case Factor(version=version, factor=factor):
-                self._factor(version, factor)
+            case Factor():
+                self._factor(message)
             case Serve():
                 self._serve(message, attachments)
             case Finish() if self.store is None:
@@ -133,6 +164,10 @@ class Server:
         outbox, self._outbox = self._outbox, []
         return outbox
 
+    def idle(self) -> bool:
+        """Nothing waits: do a little of what may be done at any time; returns whether there is more."""
+        return self.store is not None and self.store.idle()
+
     def left(self, who: Address) -> list[Effect]:
         """A worker's connection is closed: nothing more is written for it."""
         self._pulls = [waiting for waiting in self._pulls if waiting.sender != who]
@@ -140,6 +175,8 @@ class Server:
 
     def _serve(self, serve: Serve, attachments: tuple[object, ...]) -> None:
         self.store = self._build(serve, attachments)
+        if serve.pace is not None:
+            self._correction = serve.pace.correction
         self._outbox.append(Send(COORDINATOR, Serving()))
         early, self._early = self._early, []
         for sender, attach, arena in early:
@@ -160,7 +197,7 @@ class Server:
     # --- the order ----------------------------------------------------------------------------------------
 
     def _advance(self) -> None:
-        while self._line and self._clipped is None and self.store is not None:
+        while self._line and self._reduced is None and self.store is not None:
             message, attachments = self._line.popleft()
             self._enact(self.store, message, attachments)
             self._answer()
@@ -181,6 +218,17 @@ class Server:
                 assert isinstance(state, bytes | memoryview)
                 store.load(state, parameters=parameters, optimizer=optimizer)
                 self.version = version
+            case SetPace(version=version, pace=pace, ramp_updates=ramp_updates):
+                if self._is_at(version, f"under pace {pace.name}"):
+                    self._correction = pace.correction
+                    store.set_pace(pace, ramp_updates=ramp_updates)
+            case Keep(version=version):
+                if self._is_at(version, "kept"):
+                    store.keep()
+            case Restore(version=version):
+                if self._is_at(version - 1, f"restored as {version}"):
+                    store.restore()
+                    self.version = version
             case Gone(worker=worker, incarnation=incarnation):
                 self._let_go(store, worker, incarnation)
             case Finish():
@@ -198,28 +246,39 @@ class Server:
             del self._incarnations[worker]
             self._pulls = [waiting for waiting in self._pulls if waiting.sender != Address("worker", worker)]
 
+    def _is_at(self, version: int, to_be: str) -> bool:
+        """Whether the order has no gap here; if it has, the server ends."""
+        if version != self.version:
+            self._outbox.append(End(4, f"server {self.shard} is at version {self.version} and was ordered to be {to_be} behind {version}"))
+        return version == self.version
+
     def _fold(self, store: ShardStore, fold: Fold) -> None:
         if fold.version != self.version + 1:
             self._outbox.append(End(4, f"server {self.shard} is at version {self.version} and was ordered to make {fold.version}"))
             return
         store.reduce(fold.members, fold.scale)
-        if fold.clip:
-            self._clipped = fold
-            self._outbox.append(Send(COORDINATOR, PartNorm(fold.version, store.square_norm())))
+        if needs_factor(fold, self._correction):
+            self._reduced = fold
+            square = store.square_norm() if fold.clip else 0.0
+            moved = store.moved() if self._correction.rule == "bound" else 0.0
+            self._outbox.append(Send(COORDINATOR, PartNorm(fold.version, square, moved)))
         else:
-            self._apply(store, fold, 1.0)
+            self._apply(store, fold, Factor(fold.version, 1.0))
 
-    def _factor(self, version: int, factor: float) -> None:
-        fold, store = self._clipped, self.store
-        if fold is None or store is None or fold.version != version:
+    def _factor(self, factor: Factor) -> None:
+        fold, store = self._reduced, self.store
+        if fold is None or store is None or fold.version != factor.version:
             return
-        self._clipped = None
+        self._reduced = None
         self._apply(store, fold, factor)
         self._answer()
 
-    def _apply(self, store: ShardStore, fold: Fold, factor: float) -> None:
-        store.apply(factor=factor, lr_factor=fold.lr_factor, hyper=fold.hyper, absent=fold.absent)
+    def _apply(self, store: ShardStore, fold: Fold, by: Factor) -> None:
+        lr_factor = fold.lr_factor * by.lr_factor
+        squares = store.apply(factor=by.factor, lr_factor=lr_factor, hyper=fold.hyper, absent=fold.absent, measure=fold.measure)
         self.version = fold.version
+        if squares is not None:
+            self._outbox.append(Send(COORDINATOR, Measured(fold.version, *squares)))
         for member in fold.members:
             if not member.gathered:
                 self._consume(store, member)

@@ -22,6 +22,7 @@ class MeanBuffers:
         self._layout = layout
         self._means = self._views(self._segment)
         self._contributions: dict[tuple[int, int], tuple[int, Tensor, list[Tensor]]] = {}
+        self._kept = torch.empty(0, dtype=torch.uint8)
 
     def take(self, worker: int, incarnation: int, contribution: Tensor, num_samples: int) -> None:
         """Copy a worker's buffers (the segment's bytes) and compute the means again."""
@@ -37,6 +38,17 @@ class MeanBuffers:
     def drop(self, worker: int, incarnation: int) -> None:
         """A worker is gone; the means stay until the next contribution."""
         self._contributions.pop((worker, incarnation), None)
+
+    def keep(self) -> None:
+        """Keep the means as they are, in place of those kept before."""
+        if not self._kept.numel():
+            self._kept = torch.empty_like(self._segment)
+        self._kept.copy_(self._segment)
+
+    def restore(self) -> None:
+        """Put back the means that were kept and forget what the workers have sent."""
+        self._segment.copy_(self._kept)
+        self._contributions.clear()
 
     def copy_to(self, segment: Tensor) -> None:
         """Copy the means to a worker."""

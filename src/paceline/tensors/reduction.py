@@ -8,6 +8,7 @@ term of weight 1 is not copied at all. Nothing is allocated after the first upda
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,6 +41,14 @@ class Source:
         self.views = Views(lambda _, part: typed(memory, *part.run[2:], part.run.dtype))
 
 
+class Term(NamedTuple):
+    """A gradient and its weight; `correct` gives what is summed in place of a piece (float32), valid until its next call."""
+
+    source: Source
+    weight: float
+    correct: Callable[[Piece, Tensor], Tensor] | None = None
+
+
 class Reduction:
     """What a shard's optimizer gets for a gradient: (accumulator * scale + sum of weight * source) * factor.
 
@@ -62,22 +71,22 @@ class Reduction:
         self._passing_views = Views(lambda window, part: self._handed(window, part, shift=window.first))
         self._holds = False
         self._scale = 1.0
-        self._terms: list[tuple[Source, float]] = []
+        self._terms: list[Term] = []
 
     @property
     def holds(self) -> bool:
         """Whether the accumulator holds a sum."""
         return self._holds
 
-    def gather(self, source: Source, weight: float) -> None:
-        """Add to the accumulator, which begins at zero, now: `source` may be written again afterwards."""
-        self._terms = [(source, weight)]
+    def gather(self, term: Term) -> None:
+        """Add to the accumulator, which begins at zero, now: its source may be written again afterwards."""
+        self._terms = [term]
         self._settle()
 
-    def begin(self, terms: list[tuple[Source, float]], scale: float) -> None:
+    def begin(self, terms: list[Term], scale: float) -> None:
         """Name what the gradient is: the accumulator and `terms`, all times `scale`; sources must stay as they are until `finish`."""
         self._scale = scale
-        self._terms = [(source, weight * scale) for source, weight in terms]
+        self._terms = [term._replace(weight=term.weight * scale) for term in terms]
 
     def square_norm(self) -> float:
         """The squared 2-norm, summed in float32 within a piece and in float64 over pieces."""
@@ -107,9 +116,10 @@ class Reduction:
 
     def _single(self, factor: float) -> Source | None:
         """The one source that is the gradient as it is, if that is so."""
-        if self._lend and not self._holds and len(self._terms) == 1 and self._terms[0][1] * factor == 1.0:
-            return self._terms[0][0]
-        return None
+        if not self._lend or self._holds or len(self._terms) != 1:
+            return None
+        source, weight, correct = self._terms[0]
+        return source if correct is None and weight * factor == 1.0 else None
 
     def _settle(self, *, measure: bool = False) -> float:
         """Take the terms into the accumulator; returns the squared norm of what it holds if that is asked."""
@@ -129,8 +139,10 @@ class Reduction:
         begun = self._holds
         if begun and self._scale * factor != 1.0:
             out.mul_(self._scale * factor)
-        for source, weight in self._terms:
+        for source, weight, correct in self._terms:
             values = self._widened(source.pieces[piece.number])
+            if correct is not None:
+                values = correct(piece, values)
             if begun:
                 out.add_(values, alpha=weight * factor)
             else:

@@ -14,18 +14,27 @@ from torch import Tensor
 from paceline.errors import ProtocolError
 from paceline.logic.partition import Slot, arena_map, borders_of, layout_of, parameter_arena_bytes
 from paceline.messages import Member, ModelSpec
+from paceline.pace import Pace
+from paceline.tensors.change import Change, Ruler
+from paceline.tensors.kept import Kept
 from paceline.tensors.means import MeanBuffers
 from paceline.tensors.memory import check_memory, typed
-from paceline.tensors.reduction import Reduction, Source
+from paceline.tensors.momentum import RAMP_UPDATES, Ramp
+from paceline.tensors.reduction import Reduction, Source, Term
+from paceline.tensors.staleness import Stale
 from paceline.tensors.state import Parcel, unpack
 from paceline.tensors.stepper import Stepper
 from paceline.tensors.window import WINDOW_BYTES, Window, cut
 
 
 class Peer(NamedTuple):
-    """What a shard sees of a worker's arena: two gradient buffers, what lies beside them, and where to copy to."""
+    """What a shard sees of a worker's arena: two gradient buffers, what lies beside them, and where to copy to.
+
+    `read` are the parameters that were copied there last, seen as a gradient is.
+    """
 
     gradients: tuple[Source, Source]
+    read: Source
     buffers: tuple[Tensor, Tensor]
     parameters: Tensor
     mean_buffers: Tensor
@@ -51,6 +60,10 @@ class Shard:
         self._holds_constants = shard == 0
         self._peers: dict[tuple[int, int], Peer] = {}
         self._suspects: list[Window] = []
+        self._change = Change(self._windows, memory)
+        self._stale = Stale(self._windows, self._change, scales_gradients=model.scales_gradients)
+        self._kept = Kept(self._windows, self._values, self._start, self._stepper) if self._stepper is not None else None
+        self._ramp = Ramp()
 
     # --- workers ------------------------------------------------------------------------------------------
 
@@ -62,6 +75,7 @@ class Shard:
         first, second = (Source(arena[at : at + self._layout.trainable_bytes], self._windows) for at in places.gradients)
         self._peers[worker, incarnation] = Peer(
             (first, second),
+            Source(arena[places.parameters :][: self._layout.trainable_bytes], self._windows),
             (arena[places.buffers[0] :][:num_buffers], arena[places.buffers[1] :][:num_buffers]),
             arena[places.parameters + self._start : places.parameters + self._stop],
             arena[places.mean_buffers :][:num_buffers],
@@ -70,6 +84,7 @@ class Shard:
     def detach(self, worker: int, incarnation: int) -> None:
         """Let this worker's arena go."""
         self._peers.pop((worker, incarnation), None)
+        self._stale.drop(worker, incarnation)
         if self._means is not None:
             self._means.drop(worker, incarnation)
 
@@ -90,38 +105,59 @@ class Shard:
 
     def gather(self, member: Member) -> None:
         """Add a member's weighted gradient to the accumulator; its buffer is free afterwards."""
-        self._reduction.gather(self._source(member), member.weight)
+        self._reduction.gather(self._term(member))
 
     def reduce(self, members: tuple[Member, ...], scale: float) -> None:
         """Name the update's gradient: (accumulator + weighted members that are not in it) * scale. Their buffers are read until `apply`."""
         if self._windows and self._reduction.holds != any(member.gathered for member in members):
             raise ProtocolError("a fold and the accumulator of its shard do not agree on which gradients were accepted before")
-        self._reduction.begin([(self._source(member), member.weight) for member in members if not member.gathered], scale)
+        self._reduction.begin([self._term(member) for member in members if not member.gathered], scale)
 
     def square_norm(self) -> float:
         """The squared 2-norm of this shard's part of the gradient that `reduce` named."""
         return self._reduction.square_norm()
 
+    def moved(self) -> float:
+        """The squared 2-norm of how far the shard went since the fold's members read it, their mean by weight."""
+        return self._stale.moved()
+
     @torch.no_grad()
-    def apply(self, *, factor: float, lr_factor: float, hyper: bytes, absent: bytes) -> None:
+    def apply(
+        self, *, factor: float, lr_factor: float, hyper: bytes, absent: bytes, measure: bool = False
+    ) -> tuple[float, float, float] | None:
         """Step the optimizer with the gradient times `factor` and learning rates times `lr_factor`, this once.
 
         `hyper` are the groups' settings from now on (msgpack; empty: as they are), `absent` the bitmap of
-        parameters that no member has a gradient for.
+        parameters that no member has a gradient for. With `measure`: the squared 2-norms of the gradient, of the
+        parameters before and of their change.
         """
         self._suspects = []
+        ruler = Ruler(self._change) if measure else None
         if self._stepper is not None:
             if hyper:
                 self._stepper.update(hyper)
             self._stepper.mark_absent(absent)
-            with self._stepper.scaled_lr(lr_factor):
-                self._step_windows(self._stepper, factor)
+            with self._stepper.scaled(lr=lr_factor, momentum=self._ramp.next_factor()):
+                self._step_windows(self._stepper, factor, ruler)
         self._reduction.finish()
+        self._stale.finish()
+        return None if ruler is None else ruler.squares()
 
-    def _step_windows(self, stepper: Stepper, factor: float) -> None:
+    def _step_windows(self, stepper: Stepper, factor: float, ruler: Ruler | None) -> None:
         """Sum, step and check one window while the cache holds it, then the next."""
         for window in self._windows:
-            stepper.step(window, self._reduction.gradients(window, factor))
+            gradients = self._reduction.gradients(window, factor)
+            if self._kept is not None:
+                self._kept.settle(window)
+            if ruler is not None or self._stale.sees_steps:
+                self._change.hold(window)
+            if ruler is not None:
+                ruler.before(window, gradients)
+            stepper.step(window, gradients)
+            if self._stale.sees_steps:
+                self._stale.stepped(window)
+            if ruler is not None:
+                ruler.after(window)
             if not window.seems_finite():
                 self._suspects.append(window)
 
@@ -133,6 +169,46 @@ class Shard:
                     if not _slot_is_finite(self._memory, slot, part.run.start, part.run.stop):
                         return slot.spec.name
         return None
+
+    # --- a change of pace ---------------------------------------------------------------------------------
+
+    def begin(self, pace: Pace) -> None:
+        """`pace` is the one that the run begins with."""
+        self._stale.set(pace.correction)
+
+    def set_pace(self, pace: Pace, *, ramp_updates: int = 0) -> None:
+        """`pace` is in force from the next update on; a `ramp` takes `ramp_updates`, or RAMP_UPDATES when that is 0."""
+        self._stale.set(pace.correction)
+        self._ramp = Ramp((ramp_updates or RAMP_UPDATES) if pace.momentum == "ramp" else 0)
+        if pace.momentum == "zero" and self._stepper is not None:
+            self._settle()
+            self._stepper.zero_momentum()
+
+    def keep(self) -> None:
+        """Keep parameters, optimizer state and mean buffers as they are now, in place of what was kept before."""
+        if self._kept is not None:
+            self._kept.mark()
+        if self._means is not None:
+            self._means.keep()
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Go back to what was kept. The accumulator and the workers' buffers are forgotten; settings stay as they are."""
+        self._suspects = []
+        self._reduction.finish()
+        self._stale.finish()
+        if self._kept is not None:
+            self._kept.restore()
+        if self._means is not None:
+            self._means.restore()
+
+    def idle(self) -> bool:
+        """Copy a window of what is to be kept; returns whether there is more to copy."""
+        return self._kept is not None and self._kept.settle_next()
+
+    def _settle(self) -> None:
+        if self._kept is not None:
+            self._kept.settle_all()
 
     # --- state --------------------------------------------------------------------------------------------
 
@@ -153,6 +229,7 @@ class Shard:
     def load(self, state: bytes | memoryview, *, parameters: bool, optimizer: bool) -> None:
         """Replace parameters and optimizer state by this shard's slices of what `state.pack` wrote."""
         gathered = unpack(state)
+        self._settle()
         if parameters:
             for slot in self._layout.slots:
                 if slot.index in gathered.parameters:
@@ -169,8 +246,10 @@ class Shard:
         first = (low - slot.start) // place.element_size()
         place.copy_(values.reshape(-1)[first : first + place.numel()])
 
-    def _source(self, member: Member) -> Source:
-        return self._peer(member.worker, member.incarnation).gradients[member.buffer]
+    def _term(self, member: Member) -> Term:
+        """A member's gradient, corrected if it is stale; to be asked once for each."""
+        peer = self._peer(member.worker, member.incarnation)
+        return Term(peer.gradients[member.buffer], member.weight, self._stale.correct(member, peer.read))
 
     def _peer(self, worker: int, incarnation: int) -> Peer:
         peer = self._peers.get((worker, incarnation))

@@ -18,7 +18,8 @@ from paceline.errors import UsageError
 from paceline.logic.partition import Slot
 from paceline.messages import ModelSpec
 from paceline.tensors.memory import DTYPES, has_bit
-from paceline.tensors.optimizer import SCALARS, build_optimizer, decode_settings, loaded_scalar, runs_torch_step, update_settings
+from paceline.tensors.momentum import BUFFERS, scaled_momentum
+from paceline.tensors.optimizer import SCALARS, Settings, build_optimizer, decode_settings, loaded_scalar, runs_torch_step, update_settings
 from paceline.tensors.state import States
 from paceline.tensors.window import Part, Window
 
@@ -54,14 +55,25 @@ class Stepper:
             update_settings(group, changed[index])
 
     @contextmanager
-    def scaled_lr(self, factor: float) -> Generator[None]:
-        """Multiply every learning rate for the length of one update."""
-        rates = [(group, group["lr"]) for group in self._groups.values() if "lr" in group] if factor != 1.0 else []
-        for group, rate in rates:
-            group["lr"] = rate * factor
+    def scaled(self, *, lr: float, momentum: float) -> Generator[None]:
+        """Multiply every learning rate, and every momentum's coefficient, for the length of one update."""
+        undo: list[tuple[Settings, Settings]] = []
+        for group in self._groups.values() if lr != 1.0 or momentum != 1.0 else ():
+            changed = {"lr": group["lr"] * lr} if "lr" in group and lr != 1.0 else {}
+            if momentum != 1.0:
+                changed.update(scaled_momentum(group, momentum))
+            undo.append((group, {key: group[key] for key in changed}))
+            group.update(changed)
         yield
-        for group, rate in rates:
-            group["lr"] = rate
+        for group, settings in undo:
+            group.update(settings)
+
+    def zero_momentum(self) -> None:
+        """Let the momentum begin at zero."""
+        for state in self._optimizer.state.values():
+            for key in BUFFERS & state.keys():
+                if isinstance(state[key], Tensor):
+                    state[key].zero_()
 
     # --- a step -------------------------------------------------------------------------------------------
 
@@ -114,22 +126,34 @@ class Stepper:
         for one in parts if state else ():
             low = one.first - part.first
             self._optimizer.state[one.parameter] = {
-                key: _cut(value, low, low + one.num_elements) if self._is_sliced(key, value) else _copy(value)
+                key: _cut(value, low, low + one.num_elements) if self.is_sliced(key, value) else _copy(value)
                 for key, value in state.items()
             }
         window.replace(part, parts)
         return parts
 
-    def _is_sliced(self, key: str, value: object) -> bool:
+    # --- state --------------------------------------------------------------------------------------------
+
+    def is_sliced(self, key: str, value: object) -> bool:
+        """Whether this value of a part's state has an element for each of the part's."""
         return self._elementwise and key not in SCALARS and isinstance(value, Tensor)
 
-    # --- state --------------------------------------------------------------------------------------------
+    def state_of(self, part: Part) -> dict[str, object]:
+        """The state of a part as it is, empty before its first step."""
+        return self._optimizer.state.get(part.parameter, {})
+
+    def put_state(self, part: Part, state: dict[str, object]) -> None:
+        """Let `state` be that of a part."""
+        if state:
+            self._optimizer.state[part.parameter] = state
+        else:
+            self._optimizer.state.pop(part.parameter, None)
 
     def fragments(self) -> Iterator[tuple[int, str, object, bool]]:
         """All state as (parameter index, key, value, sliced): `sliced` values are this shard's elements of one, in order."""
         for part in (part for window in self._windows for part in window.parts):
             for key, value in self._optimizer.state.get(part.parameter, {}).items():
-                sliced = self._is_sliced(key, value)
+                sliced = self.is_sliced(key, value)
                 for slot in part.slots:
                     yield slot.index, key, _cut(value, *part.overlap(slot)) if sliced else value, sliced
 
@@ -147,14 +171,14 @@ class Stepper:
     def _kind(self, states: States, slot: Slot) -> Hashable:
         """What must be equal for two parameters to live in one tensor."""
         state = sorted(states.get(slot.index, {}).items())
-        return tuple((key, None if self._is_sliced(key, value) else _number(value)) for key, value in state)
+        return tuple((key, None if self.is_sliced(key, value) else _number(value)) for key, value in state)
 
     def _restored(self, part: Part, states: States) -> dict[str, object]:
         state = states.get(part.slots[0].index, {})
         if not self._elementwise:
             return {key: _copy(value) for key, value in state.items()}
         return {
-            key: self._joined(part, key, states) if self._is_sliced(key, value) else loaded_scalar(_copy(value))
+            key: self._joined(part, key, states) if self.is_sliced(key, value) else loaded_scalar(_copy(value))
             for key, value in state.items()
         }
 

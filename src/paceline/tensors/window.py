@@ -71,7 +71,10 @@ class Part:
 
 
 class Window:
-    """Neighbouring parts that are summed and stepped together; `values` is all their memory, `version` counts their splits."""
+    """Neighbouring parts that are summed and stepped together: bytes [start, stop) of the flat memory, seen as `values`.
+
+    `version` counts the splits of its parts.
+    """
 
     def __init__(self, index: int, parts: list[Part], pieces: list[Piece], values: list[Tensor]) -> None:
         self.index = index
@@ -80,11 +83,12 @@ class Window:
         self.version = 0
         self.first = pieces[0].first
         self.num_elements = pieces[-1].first + pieces[-1].num_elements - self.first
-        self._values = values
+        self.start, self.stop = pieces[0].start, pieces[-1].stop
+        self.values = values
 
     def seems_finite(self) -> bool:
         """False when a value is not finite; also for huge values, and for padding, so a look at each parameter decides."""
-        return all(math.isfinite(values.sum()) for values in self._values)
+        return all(math.isfinite(values.sum()) for values in self.values)
 
     def replace(self, part: Part, by: list[Part]) -> None:
         """Put smaller parts in the place of one."""

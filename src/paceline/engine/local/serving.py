@@ -5,13 +5,15 @@ from __future__ import annotations
 import gc
 import os
 from contextlib import suppress
+from time import perf_counter
 
+import msgspec
 import torch
 
 from paceline.engine.carry import carry, take_bytes
 from paceline.errors import ExitCode, PacelineError, PeerLostError
 from paceline.logic.partition import layout_of, parameter_arena_bytes
-from paceline.messages import COORDINATOR, SUPERVISOR, Address, Attach, Failed, Finish, Halt, Message, Pull, Restate, Serve
+from paceline.messages import COORDINATOR, SUPERVISOR, Address, Attach, Failed, Finish, Halt, Measured, Message, Pull, Restate, Serve
 from paceline.ports import Delivery
 from paceline.roles.effects import Effect, End, Send
 from paceline.roles.server import Server
@@ -54,6 +56,8 @@ def shard_of(serve: Serve, attachments: tuple[object, ...]) -> Shard:
     for part in state:
         assert isinstance(part, bytes)
         shard.load(part, parameters=False, optimizer=True)
+    if serve.pace is not None:
+        shard.begin(serve.pace)
     return shard
 
 
@@ -66,6 +70,7 @@ class ServerProcess:
         self._role = Server(me.id, self._build)
         self._finishing = False
         self._end: End | None = None
+        self._busy_s = 0.0
 
     def run(self) -> End:
         """Until the run has ended; returns how."""
@@ -78,7 +83,11 @@ class ServerProcess:
 
     def _sweep(self) -> list[Delivery]:
         """Everything that has arrived, the order before the pulls, so that these read the newest."""
-        delivery = self._port.receive(IDLE_S)
+        delivery = None
+        while delivery is None and self._role.idle():
+            delivery = self._port.receive(0.0)
+        if delivery is None:
+            delivery = self._port.receive(IDLE_S)
         swept: list[Delivery] = []
         while delivery is not None and len(swept) < MOST_PER_SWEEP:
             swept.append(delivery)
@@ -96,7 +105,22 @@ class ServerProcess:
                 self._end = End(code, sentence)
             case _:
                 self._finishing = self._finishing or isinstance(message, Finish)
-                self._enact(self._role.handle(sender, message, opened(message, attachments)))
+                self._enact(self._handle(sender, message, opened(message, attachments)))
+
+    def _handle(self, sender: Address, message: Message, attachments: tuple[object, ...]) -> list[Effect]:
+        """Let the role handle it, and note how long the shard was busy with the update: all that it did since the one before."""
+        version, start_s = self._role.version, perf_counter()
+        effects = self._role.handle(sender, message, attachments)
+        self._busy_s += perf_counter() - start_s
+        effects = [self._timed(effect) for effect in effects]
+        if self._role.version != version:
+            self._busy_s = 0.0
+        return effects
+
+    def _timed(self, effect: Effect) -> Effect:
+        if isinstance(effect, Send) and isinstance(effect.message, Measured):
+            return effect._replace(message=msgspec.structs.replace(effect.message, busy_s=self._busy_s))
+        return effect
 
     def _build(self, serve: Serve, attachments: tuple[object, ...]) -> Shard:
         shard = shard_of(serve, attachments)
