@@ -155,6 +155,7 @@ def main() -> None:
     comparison = compare_page(list(runs.values()), args.out / "compare.html", title)
     for name, page in [("comparison", comparison), *((f"report of {pace}", out / "report.html") for pace, out in runs.items())]:
         console.print(f"{name}: {page}", highlight=False, soft_wrap=True)
+    console.print(f"all decisions of hybrid: paceline why {runs['hybrid']}", highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":
