@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import time
 from pathlib import Path
@@ -93,6 +94,18 @@ def test_zero_samples_is_refused_with_a_sentence(tmp_path: Path) -> None:
     done = run_quickly(script(tmp_path, num_samples=0), tmp_path / "run")
     assert done.returncode == 1
     assert "no samples" in done.stderr
+
+
+@pytest.mark.parametrize("other", [44, 84])
+def test_datasets_of_different_sizes_are_named(tmp_path: Path, other: int) -> None:
+    done = run_quickly(script(tmp_path, num_samples=f"(64, {other})[run.worker]"), tmp_path / "run", leases="static")
+    assert done.returncode == 1
+    named = re.search(
+        r"worker (\d) prepared a dataset of (\d+) samples, worker (\d), which drew the epoch's order, one of (\d+);", done.stderr
+    )
+    assert named
+    assert {(named[1], named[2]), (named[3], named[4])} == {("0", "64"), ("1", str(other))}
+    assert "Traceback" not in done.stderr
 
 
 def test_a_worker_that_writes_a_parameter_is_told_which(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """An epoch's batch list: which samples each entry has, as it travels from the worker that drew it to the others.
 
-In memory: three int64 (entries, samples, whether an entry is one bare index), the entries' borders, the samples.
+In memory: five int64 (entries, samples, whether an entry is one bare index, who drew it, from how many samples), the
+entries' borders, the samples.
 """
 
 from __future__ import annotations
@@ -16,15 +17,22 @@ from numpy.typing import NDArray
 from paceline.errors import ProtocolError, UsageError
 from paceline.roles.worker import Leased
 
-HEAD = 3
+HEAD = 5
+UNSIZED = -1
+"""The length of a dataset that has none."""
 
 
 class BatchList(NamedTuple):
-    """`borders[i]` to `borders[i + 1]` of `samples` are entry i; `bare`: the dataset is indexed by one number."""
+    """`borders[i]` to `borders[i + 1]` of `samples` are entry i; `bare`: the dataset is indexed by one number.
+
+    Worker `drawer` drew it from a dataset of `dataset_size` samples.
+    """
 
     borders: NDArray[np.int64]
     samples: NDArray[np.int64]
     bare: bool
+    drawer: int = 0
+    dataset_size: int = UNSIZED
 
     def indices(self, leased: Leased) -> list[int] | int:
         """What the dataset is asked for."""
@@ -41,9 +49,17 @@ class BatchList(NamedTuple):
             return leased.cut
         return int(self.borders[leased.position]), int(self.borders[leased.position + 1])
 
+    def check_dataset(self, worker: int, dataset_size: int) -> None:
+        """Raise UsageError when the indices cannot mean the same samples to `worker`, whose dataset has `dataset_size`."""
+        if UNSIZED not in (dataset_size, self.dataset_size) and dataset_size != self.dataset_size:
+            theirs = f"worker {self.drawer}, which drew the epoch's order, one of {self.dataset_size}"
+            raise UsageError(
+                f"worker {worker} prepared a dataset of {dataset_size} samples, {theirs}; all workers must prepare the same dataset"
+            )
+
     def pack(self) -> bytes:
         """The list as bytes that `unpack` reads."""
-        head = np.array([len(self.borders) - 1, len(self.samples), self.bare], np.int64)
+        head = np.array([len(self.borders) - 1, len(self.samples), self.bare, self.drawer, self.dataset_size], np.int64)
         return np.concatenate([head, self.borders, self.samples]).tobytes()
 
 
@@ -71,4 +87,4 @@ def unpack(data: bytes) -> BatchList:
     samples = words[HEAD + words[0] + 1 :]
     if borders[0] != 0 or borders[-1] != len(samples) or (np.diff(borders) < 0).any():
         raise ProtocolError("a batch list has borders that are out of order")
-    return BatchList(borders, samples, bool(words[2]))
+    return BatchList(borders, samples, bool(words[2]), int(words[3]), int(words[4]))

@@ -121,10 +121,12 @@ class Leases(Feed):
         answer, attachments = self.worker.converse(role.enter(self.epoch, ledger=True, planned=self.worker.planned_epochs))
         if isinstance(answer, Draw):
             split = self._sampling.split(answer.epoch, self._rules._replace(num_workers=answer.num_workers))
-            answer, attachments = self.worker.converse(role.drawn(split.drawn, split.batches.pack()))
+            batches = split.batches._replace(drawer=role.worker, dataset_size=self._sampling.dataset_size)
+            answer, attachments = self.worker.converse(role.drawn(split.drawn, batches.pack()))
         assert isinstance(answer, Plan)
         self.is_open = True
         self._list = unpack(self.worker.link.read(attachments[0]))
+        self._list.check_dataset(role.worker, self._sampling.dataset_size)
         self.worker.updates_per_epoch = answer.updates
 
     def _round(self) -> Iterator[Any]:

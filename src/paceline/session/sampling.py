@@ -16,7 +16,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from paceline.errors import UsageError
 from paceline.messages import Drawn
-from paceline.session.batches import BatchList, batch_list
+from paceline.session.batches import UNSIZED, BatchList, batch_list
 from paceline.session.streams import seeded
 from paceline.settings import Batch, Leases
 
@@ -46,6 +46,14 @@ class Sampling:
         self._origins = {id(source): source.generator.initial_seed() for source in self._sources if _has_generator(source)}
 
     @property
+    @property
+    def dataset_size(self) -> int:
+        """How many samples the dataset has; UNSIZED when it does not say."""
+        try:
+            return len(self._loader.dataset)  # type: ignore[arg-type]
+        except TypeError:
+            return UNSIZED
+
     def is_cut_by_size(self) -> bool:
         """Whether batches are the sampler's stream cut by the loader's batch size, as by default."""
         return type(self._loader.batch_sampler) is BatchSampler and self._loader.batch_size is not None
