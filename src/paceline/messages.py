@@ -233,10 +233,11 @@ class Welcome(Message, frozen=True):
 
 
 class Go(Message, frozen=True):
-    """All that must be there is there: training may begin, with `epoch`."""
+    """All that must be there is there: training may begin, with `epoch`; `first` as in EpochOver."""
 
     num_workers: int
     epoch: int = 0
+    first: int = 0
 
 
 class Draw(Message, frozen=True):
@@ -290,11 +291,15 @@ class Start(Message, frozen=True):
 
 
 class EpochOver(Message, frozen=True):
-    """Every sample of the epoch is folded (or accounted for); the end is at `version`. `stop`: the run ends here."""
+    """Every sample of the epoch is folded (or accounted for); the end is at `version`. `stop`: the run ends here.
+
+    Worker `first`, the lowest one that is live, does until the next such message what only one worker should do.
+    """
 
     epoch: int
     version: int
     stop: bool
+    first: int = 0
 
 
 class Met(Message, frozen=True):

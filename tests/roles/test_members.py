@@ -14,6 +14,7 @@ from paceline.messages import (
     Attached,
     Begin,
     Bye,
+    Drawn,
     Enter,
     EpochOver,
     Finish,
@@ -544,6 +545,35 @@ def test_a_server_that_does_not_finish_is_named():
     assert desk.end is None
     desk.wait(5.0)
     assert desk.end == (5, "waited 30 s for server 0 to finish")
+
+
+def test_a_run_that_is_stopped_between_two_epochs_has_not_skipped_the_next_one():
+    desk = Desk("async", 2, num_batches=2)
+    for worker in (0, 1):
+        desk.push(worker)
+        desk.tell(worker, LeaseRequest(0, wait=True))
+    for worker in (0, 1):
+        desk.at_end(worker)
+    desk.tell(1, Enter(1))
+    desk.tell(1, Drawn(1, (4, 4, 4), (), 3))
+    desk.tell(0, StopRun("good enough"))
+    desk.tell(1, LeaseRequest(1, wait=True))
+    desk.tell(0, Bye())
+    desk.tell(1, Bye())
+    desk.tell(Address("server"), Finished(2))
+    assert desk.end == (0, "worker 0: good enough")
+    assert desk.coordinator.summary()["ledger"] == {"once": 8, "repeated": 0, "skipped": 0, "undone": 0}
+
+
+def test_the_lowest_live_worker_is_the_first_one_from_the_end_of_an_epoch_on():
+    desk = Desk("async", 3, num_batches=3)
+    desk.lose(0)
+    desk.join(3)
+    assert [told(desk, worker, Go)[-1].first for worker in (1, 2, 3)] == [0, 0, 0], "until the epoch's end all agree on who it was"
+    for worker in (1, 2, 3):
+        desk.push(worker)
+        desk.tell(worker, LeaseRequest(0, wait=True))
+    assert [told(desk, worker, EpochOver)[-1].first for worker in (1, 2, 3)] == [1, 1, 1]
 
 
 def test_status_names_who_is_waited_for():

@@ -58,8 +58,9 @@ def test_what_is_recalled_is_neither_held_nor_fetched(role):
 
 def test_the_end_of_an_epoch_forgets_what_was_leased(role):
     with_leases(role, 1)
-    _, over = drive(role.lease(0, wait=True), (COORDINATOR, EpochOver(0, 9, True)))
-    assert over == EpochOver(0, 9, True)
+    _, over = drive(role.lease(0, wait=True), (COORDINATOR, EpochOver(0, 9, True, 2)))
+    assert over == EpochOver(0, 9, True, 2)
+    assert role.first == 2
     assert not role.held
     assert role.stopping
 

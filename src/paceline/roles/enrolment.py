@@ -170,7 +170,7 @@ class Enrolment:
         self.job.members.move(worker, RESTING)
         if self.forming is Forming.BEGUN:
             self.epochs.leases.recount(worker)
-            self.job.tell(worker, Go(self.job.settings.num_workers, self.epochs.joined(worker)))
+            self.job.tell(worker, Go(self.job.settings.num_workers, self.epochs.joined(worker), self.epochs.first))
         else:
             self.begin_if_complete()
 
@@ -180,10 +180,11 @@ class Enrolment:
         if self.forming is not Forming.ATTACHING or not workers or not all(worker.attached for worker in workers):
             return
         self.forming = Forming.BEGUN
+        self.epochs.first = min(worker.id for worker in workers)
         for worker in workers:
             self.job.members.count(worker)
             self.epochs.leases.recount(worker)
-            self.job.tell(worker, Go(self.job.settings.num_workers, self.epochs.index))
+            self.job.tell(worker, Go(self.job.settings.num_workers, self.epochs.index, self.epochs.first))
 
     def left(self, worker: Worker) -> None:
         """A member is gone before the job began: another one may have to seed."""

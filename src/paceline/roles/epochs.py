@@ -27,7 +27,8 @@ class Stage(Enum):
 class Epochs:
     """The current epoch: `index`, `stage`, its `leases`, the samples `folded` of it.
 
-    `clock` is the run's sample clock, in sync updates: whole epochs, and what of this one is folded, rounded up.
+    `first` is the worker that does what only one should do, until the epoch's end. `clock` is the run's sample clock, in
+    sync updates: whole epochs, and what of this one is folded, rounded up.
     """
 
     def __init__(self, job: Job) -> None:
@@ -35,6 +36,7 @@ class Epochs:
         self.leases = Leases(job)
         self.index = 0
         self.clock = 0
+        self.first = 0
         self._open_new()
 
     def _open_new(self) -> None:
@@ -171,7 +173,8 @@ class Epochs:
             if ledger is not None:
                 ledger.close()
         self.stage = Stage.OVER
-        self._over = EpochOver(self.index, self.job.version, bool(self.job.stopping))
+        self.first = min((worker.id for worker in self.job.members.attached()), default=self.first)
+        self._over = EpochOver(self.index, self.job.version, bool(self.job.stopping), self.first)
         self.book()
         self.clock = max(self.clock, self._clock_base + self._updates)
         self.leases.dismiss(self._over)
@@ -188,7 +191,8 @@ class Epochs:
         ledger = self.leases.ledger
         if ledger is None:
             self.job.accounts.uncounted += self.folded
-        else:
+        elif ledger.folded or not self.job.stopping:
+            # one that some had entered when the run was stopped before it is no epoch of the run
             self.job.accounts.settle(folded=ledger.folded, repeated=self._repeated, skipped=ledger.num_samples - ledger.folded)
 
     def at_end(self, worker: Worker, message: AtEnd) -> None:

@@ -102,6 +102,7 @@ class WorkerRole:
         self.clock = 0
         self.pace: Pace | None = None
         self.stopping = False
+        self.first = 0
         self._in_flight = [-1, -1]
 
     @property
@@ -132,6 +133,7 @@ class WorkerRole:
             yield from self._expect(Linked, "map this worker's memory")
         yield Send(COORDINATOR, Attached())
         go, _ = yield from self._expect(Go, "begin, when all workers have joined")
+        self.first = go.first
         return go
 
     # --- epochs and leases --------------------------------------------------------------------------------
@@ -162,7 +164,7 @@ class WorkerRole:
                     return None
                 case EpochOver() as over:
                     self._forget_leases()
-                    self.stopping = over.stop
+                    self.stopping, self.first = over.stop, over.first
                     return over
                 case _:
                     self._reject(delivery)

@@ -58,6 +58,11 @@ class Joined(Run):
         """The pace in force, as this worker last heard."""
         return self._role.pace or start_of(self._settings.pace)
 
+    @property
+    def is_first(self) -> bool:
+        """As the coordinator last told all workers alike."""
+        return self._role.first == self.worker
+
     # --- joining ------------------------------------------------------------------------------------------
 
     def _prepare(self, things: tuple[object, ...]) -> None:

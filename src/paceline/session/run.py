@@ -30,7 +30,7 @@ class Run(ABC):
 
     @property
     def is_first(self) -> bool:
-        """Whether this is worker 0, for what only one worker should do."""
+        """Whether this worker does what only one should do: the lowest one that was live when an epoch last ended."""
         return self.worker == 0
 
     @property
