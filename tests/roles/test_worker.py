@@ -6,6 +6,7 @@ import pytest
 
 from paceline.errors import ProtocolError
 from paceline.messages import COORDINATOR, Address, Begin, EpochOver, Grant, LeaseRequest, Params, Pull, Ready, Start
+from paceline.pace import parse_pace
 from paceline.ports import Delivery
 from paceline.roles.effects import Send
 from paceline.roles.worker import Gradient, Leased, Receive, WorkerRole
@@ -107,6 +108,19 @@ def test_a_buffer_is_written_again_only_after_its_gradient_was_read(role):
         taken.append(sent[1].taken)
     # step 1 was refused, so nobody reads it
     assert taken == [-1, 0, -1, 2]
+
+
+def test_under_a_correction_the_parameters_stay_until_the_newest_gradient_was_read(role):
+    role.pace = parse_pace("async")
+    taken = []
+    for step in range(5):
+        drive(role.begin(0), started(), (SERVER, Params(0)))
+        pace = {1: parse_pace("async,correction=dc"), 3: parse_pace("async")}.get(step)
+        refused = "stale" if step == 2 else ""
+        sent, _ = drive(role.step(Gradient(1, 1.0)), started(step=step + 1, pace=pace, refused=refused), (SERVER, Params(0)))
+        taken.append(sent[1].taken)
+    # step 1 waits for itself, step 2 was refused, from step 3 on only the buffer matters
+    assert taken == [-1, 1, -1, -1, 3]
 
 
 def test_reading_in_place_copies_nothing(role):

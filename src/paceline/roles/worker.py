@@ -223,8 +223,12 @@ class WorkerRole:
         return (yield from self._started(read=True))
 
     def pull(self, *, at_least: int = 0, buffers: bool = False, private: bool = True) -> Talk[None]:
-        """Read every shard, `at_least` as new as asked; `private` copies it into this worker's own memory."""
-        taken = self._in_flight[self.buffer]
+        """Read every shard, `at_least` as new as asked; `private` copies it into this worker's own memory.
+
+        Servers correct a stale gradient by what this worker had read, which lies in that memory until they have.
+        """
+        corrects = self.pace is not None and self.pace.correction.rule != "none"
+        taken = max(self._in_flight) if corrects else self._in_flight[self.buffer]
         for shard, server in enumerate(self.servers):
             yield Send(server, Pull(at_least, private, taken, buffers and shard == 0))
         self.in_place = not private
@@ -236,7 +240,7 @@ class WorkerRole:
                 waiting -= 1
             else:
                 self._reject(delivery)
-        self._in_flight[self.buffer] = -1
+        self._in_flight = [-1 if step <= taken else step for step in self._in_flight]
 
     # --- what the script asks for -------------------------------------------------------------------------
 
