@@ -11,7 +11,14 @@ from paceline.logic.signals import Signals, WorkerSignals
 
 def workers(times: list[tuple[float, ...]], **fields) -> tuple[WorkerSignals, ...]:
     """A worker for each row of step times."""
-    even = {"barrier_s": 0.0, "exchange_s": 0.0, "step_samples": 16.0, "share": 1.0 / len(times), "lead": 0, "num_steps": 100} | fields
+    even = {
+        "barrier_s": 0.0,
+        "exchange_s": 0.0,
+        "step_samples": 16.0,
+        "share": 1.0 / max(1, len(times)),
+        "lead": 0,
+        "num_steps": 100,
+    } | fields
     return tuple(WorkerSignals(id=number, **(even | {"compute_s": mean(own), "steps_s": own})) for number, own in enumerate(times))
 
 

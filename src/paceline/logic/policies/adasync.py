@@ -40,15 +40,17 @@ class AdaSync:
         first = min(num_workers, self.first or ceil(num_workers / 2))
         loss, begun = signals.loss, signals.loss_first
         if loss is None or begun is None or not isfinite(loss) or min(loss, begun) <= 0.0:
-            wanted, because = first, "there is no positive loss yet to grow it by"
+            grown, because = first, f"{sentence.number('first', first)} to begin with, the loss says nothing yet"
         else:
-            wanted = min(num_workers, ceil(first * sqrt(begun / loss) - 1e-9))
-            fall = f"the loss fell from {sentence.number('loss_first', begun)} to {sentence.number('loss', loss)}"
-            because = f"{fall}, and {sentence.number('first', first)} times the root of their ratio rounds up to that"
-        wanted = min(num_workers, max(wanted, before))
+            # a root that should be whole must not round up for its last bit
+            grown = min(num_workers, ceil(first * sqrt(begun / loss) - 1e-9))
+            fallen = f"{sentence.number('loss_first', begun)} over {sentence.number('loss', loss)}"
+            because = f"{sentence.number('first', first)} times the root of the loss, {fallen}, asks for {sentence.number('grown', grown)}"
+        wanted = min(num_workers, max(grown, before))
+        if wanted > grown:
+            because += f", and a quorum of {sentence.number('before', before)} never shrinks"
+        if wanted == quorum_of(signals.pace):
+            return Decision(None, f"{sentence.pace(signals.pace)} stays: {because}", sentence.inputs)
         pace = parse_pace(f"ksync:{wanted}")
-        if wanted == before or pace.name == signals.pace:
-            return Decision(None, f"{sentence.pace(signals.pace)} stays: the quorum never shrinks, and {because}", sentence.inputs)
-        return Decision(
-            pace, f"{sentence.pace(pace.name)} of {sentence.number('workers', num_workers)} workers: {because}", sentence.inputs
-        )
+        why = f"{sentence.pace(pace.name)} of {sentence.number('workers', num_workers)} workers: {because}"
+        return Decision(pace, why, sentence.inputs)
