@@ -15,7 +15,8 @@ from paceline.roles.worker import Leased
 from paceline.session.batches import unpack
 from paceline.session.sampling import Rules, Sampling
 
-EXACT, STATIC, GLOBAL = Rules("exact", "per-worker", 3), Rules("static", "per-worker", 3), Rules("exact", "global", 3)
+EXACT, STATIC = Rules("exact", "per-worker", 3), Rules("static", "per-worker", 3)
+GLOBAL, SPEED = Rules("exact", "global", 3, cuts=True), Rules("exact", "per-worker", 3, cuts=True)
 
 
 class Numbers(Dataset):
@@ -142,10 +143,20 @@ def test_a_global_batch_is_one_list_to_be_cut() -> None:
 
 
 def test_a_global_batch_with_static_leases_is_cut_at_once() -> None:
-    split = Sampling(DataLoader(Numbers(9), 4), 0).split(0, Rules("static", "global", 3))
+    split = Sampling(DataLoader(Numbers(9), 4), 0).split(0, Rules("static", "global", 3, cuts=True))
     assert split.drawn.sizes == (2, 1, 1, 2, 1, 1, 1)
     assert split.drawn.owners == (0, 1, 2, 0, 1, 2, 0)
     assert (split.drawn.cut, split.drawn.updates) == (0, 3)
+
+
+@pytest.mark.parametrize(("drop_last", "num_samples"), [(False, 26), (True, 24)])
+def test_with_shares_a_sync_update_has_a_batch_for_each_worker_and_the_same_samples(drop_last: bool, num_samples: int) -> None:
+    loader = DataLoader(Numbers(26), 4, shuffle=True, drop_last=drop_last)
+    sampling = Sampling(loader, 0)
+    split = sampling.split(0, SPEED)
+    assert (split.drawn.sizes, split.drawn.cut, split.drawn.owners) == ((num_samples,), 12, ())
+    assert split.drawn.updates == sampling.num_updates(SPEED) == sampling.num_updates(EXACT) == -(-num_samples // 12)
+    assert split.batches.samples.tolist() == sampling.split(0, EXACT).batches.samples.tolist()
 
 
 def test_a_loader_that_does_not_batch_asks_for_bare_indices() -> None:
@@ -161,8 +172,10 @@ def test_what_cannot_be_leased_is_refused_with_a_sentence() -> None:
 
     with pytest.raises(UsageError, match="'a', which is not a whole number"):
         drawn(DataLoader(Numbers(2), 2, sampler=Words()), EXACT)
-    with pytest.raises(UsageError, match="all be of one size"):
+    with pytest.raises(UsageError, match=r"^--batch global cuts .* all must be of one size"):
         drawn(DataLoader(Numbers(7), batch_sampler=Halves(7)), GLOBAL)
+    with pytest.raises(UsageError, match=r"^shares by speed .* all must be of one size"):
+        drawn(DataLoader(Numbers(3), batch_size=None), SPEED)
     with pytest.raises(UsageError, match="DistributedSampler"):
         drawn(DataLoader(Numbers(8), 2, sampler=DistributedSampler(Numbers(8), 2, 0)), EXACT)
     with pytest.raises(UsageError, match="not a list of integer indices"):
@@ -175,3 +188,22 @@ def test_a_batch_list_that_does_not_add_up_is_refused() -> None:
     for data in (b"", good[:-8], good + b"\0" * 8, good[:24] + good[32:] + b"\0" * 8):
         with pytest.raises(ProtocolError):
             unpack(data)
+
+
+def test_the_indices_of_a_list_mean_samples_of_a_dataset_of_one_size() -> None:
+    sampling = Sampling(DataLoader(Numbers(7), batch_size=2), 0)
+    drawn = sampling.split(0, EXACT).batches._replace(drawer=2, dataset_size=sampling.dataset_size)
+    batches = unpack(drawn.pack())
+    batches.check_dataset(0, 7)
+    with pytest.raises(UsageError, match=r"^worker 1 prepared a dataset of 6 samples, worker 2, which drew the epoch's order, one of 7; "):
+        batches.check_dataset(1, 6)
+
+
+def test_a_dataset_that_does_not_say_its_size_is_taken_at_its_word() -> None:
+    class Endless(Dataset):
+        def __getitem__(self, index: int) -> int:
+            return index
+
+    sampling = Sampling(DataLoader(Endless(), batch_sampler=[[0, 1], [2]]), 0)
+    drawn = sampling.split(0, EXACT).batches._replace(dataset_size=sampling.dataset_size)
+    unpack(drawn.pack()).check_dataset(1, 6)

@@ -118,8 +118,9 @@ class Joined(Run):
         return self._leases(me, loader, epoch)
 
     def _leases(self, me: Worker, loader: DataLoader[Any], epoch: int) -> Feed:
-        rules = Rules(self._settings.leases, self._settings.batch, self.num_workers)
-        sampling = Sampling(loader, self._settings.seed)
+        settings = self._settings
+        rules = Rules(settings.leases, settings.batch, self.num_workers, settings.cuts_samples)
+        sampling = Sampling(loader, settings.seed)
         feed = Leases(me, epoch, sampling, rules)
         feed.loader = fetching(loader, self.worker, sampler=feed, may_fork=self._link.surroundings.may_fork)
         adopt(loader, __iter__=lambda _: feed.batches(), __len__=lambda _: sampling.num_updates(rules))

@@ -22,11 +22,12 @@ from paceline.settings import Batch, Leases
 
 
 class Rules(NamedTuple):
-    """The settings that decide how an epoch's samples are listed."""
+    """The settings that decide how an epoch's samples are listed; `cuts`: as samples, of which batches are cut when leased."""
 
     leases: Leases
     batch: Batch
     num_workers: int
+    cuts: bool = False
 
 
 class Split(NamedTuple):
@@ -46,7 +47,6 @@ class Sampling:
         self._origins = {id(source): source.generator.initial_seed() for source in self._sources if _has_generator(source)}
 
     @property
-    @property
     def dataset_size(self) -> int:
         """How many samples the dataset has; UNSIZED when it does not say."""
         try:
@@ -54,13 +54,16 @@ class Sampling:
         except TypeError:
             return UNSIZED
 
+    @property
     def is_cut_by_size(self) -> bool:
         """Whether batches are the sampler's stream cut by the loader's batch size, as by default."""
         return type(self._loader.batch_sampler) is BatchSampler and self._loader.batch_size is not None
 
     def split(self, epoch: int, rules: Rules) -> Split:
         """Draw the batch list of `epoch`. Raises UsageError for a sampler that cannot be leased from."""
-        if rules.batch == "global":
+        if rules.batch == "global" and rules.leases == "static":
+            return self._cut_at_once(epoch, rules)
+        if rules.cuts:
             return self._to_be_cut(epoch, rules)
         if rules.leases == "static" and self.is_cut_by_size:
             return self._as_distributed_sampler(epoch, rules)
@@ -78,22 +81,32 @@ class Sampling:
         return num_batches if rules.batch == "global" else ceil(num_batches / rules.num_workers)
 
     def _to_be_cut(self, epoch: int, rules: Rules) -> Split:
-        """One list of samples; each of the script's batches is cut among the workers, by a fixed split at once."""
-        batches, bare = self._batches(epoch)
-        sizes = tuple(len(batch) for batch in batches)
-        cut = sizes[0] if sizes else 0
-        if bare or any(size != cut for size in sizes[:-1]) or (sizes and sizes[-1] > cut):
-            raise UsageError(
-                "--batch global cuts the script's batches among the workers, so they must all be of one size; this loader's are not"
-            )
-        if rules.leases == "exact":
-            return Split(batch_list(batches), Drawn(epoch, (sum(sizes),), (), len(sizes), cut=cut))
+        """One list of samples, to be cut by one of the script's batches, or by as many as there are workers."""
+        batches, size = self._even_batches(epoch, rules)
+        cut = size if rules.batch == "global" else size * rules.num_workers
+        num_samples = sum(map(len, batches))
+        return Split(batch_list(batches), Drawn(epoch, (num_samples,), (), ceil(num_samples / max(1, cut)), cut=cut))
+
+    def _cut_at_once(self, epoch: int, rules: Rules) -> Split:
+        """Each of the script's batches cut evenly among the workers, by a fixed split."""
+        batches, _ = self._even_batches(epoch, rules)
         pieces = [
             (batch[start:stop], rank) for batch in batches for rank, (start, stop) in enumerate(_even_cuts(len(batch), rules.num_workers))
         ]
         kept = [(piece, rank) for piece, rank in pieces if piece]
         owners = tuple(rank for _, rank in kept)
-        return Split(batch_list([piece for piece, _ in kept]), Drawn(epoch, tuple(len(piece) for piece, _ in kept), owners, len(sizes)))
+        sizes = tuple(len(piece) for piece, _ in kept)
+        return Split(batch_list([piece for piece, _ in kept]), Drawn(epoch, sizes, owners, len(batches)))
+
+    def _even_batches(self, epoch: int, rules: Rules) -> tuple[list[Sequence[int]], int]:
+        """The script's batches and the size that all of them have but the last, which may be smaller."""
+        batches, bare = self._batches(epoch)
+        sizes = [len(batch) for batch in batches]
+        size = sizes[0] if sizes else 0
+        if bare or any(other != size for other in sizes[:-1]) or (sizes and sizes[-1] > size):
+            told = "--batch global cuts" if rules.batch == "global" else "shares by speed (--shares speed, --pace hybrid:stragglers) cut"
+            raise UsageError(f"{told} the script's batches among the workers, so all must be of one size; this loader's are not")
+        return batches, size
 
     def _as_distributed_sampler(self, epoch: int, rules: Rules) -> Split:
         """Exactly DistributedSampler's split: padded by repetition, rank r takes every N-th sample, then cut into batches."""
