@@ -165,8 +165,12 @@ def test_a_policy_that_takes_too_long_is_begun_anew_and_at_last_given_up(
     late, last = answers[0].error, answers[-1].error
     assert [answer.error for answer in answers] == [late] * MOST_RESTARTS + [last] * 3
     assert late.endswith("took longer than 0.2 s to answer")
-    assert last.endswith("took longer than 0.2 s to answer, and was started 4 times: it is asked no more")
+    assert last.endswith("took longer than 0.2 s to answer, and has been started 4 times")
     assert [remark.partition(";")[0] for remark in policy.advisor.remarks] == [late, last]
+    # the ends of the killed processes are heard of, and change nothing
+    while (delivery := policy.port.receive(0.2)) is not None:
+        assert policy.advisor.heard(delivery.sender, delivery.message, monotonic()) is None
+    assert policy.ask(9) == Answer(9, None, "", last)
 
 
 def test_a_policy_that_recovers_goes_on(asking: Callable[[str], Asking], tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def test_the_story_is_every_move_with_its_reason_and_what_came(tmp_path: Path, c
         f"    {lines[6]['why']}",
         f"    predicted {written(predicted)} samples/s, what came was not measured",
         "",
-        f"held back twice, the last at 12,288 samples, 30.7 % of the work: {to}",
+        f"a move to {to} was held back twice, the last at 12,288 samples, 30.7 % of the work",
         f"    {HELD.replace('3.4', '3.7')}",
     ]
 

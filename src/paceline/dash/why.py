@@ -37,7 +37,8 @@ def tell_story(console: Console, story: Story) -> None:
         if count:
             _line(console, f"\n{what} {times(count)}")
     for held in story.held:
-        _line(console, f"\nheld back {times(held.times)}, the last {moment(held.last)}: {held.last.next or held.last.pace}")
+        what = "the pace stayed" if held.last.next is None else f"a move to {held.last.next} was held back"
+        _line(console, f"\n{what} {times(held.times)}, the last {moment(held.last)}")
         _inside(console, held.last.held)
 
 

@@ -63,7 +63,7 @@ class Advisor:
         if self._process is not None or self._given_up:
             return
         ours, theirs = pair()
-        self._who, self._is_loaded, self.deadline_s = Address(ROLE, self._who.id + 1), False, now_s + LOAD_S
+        self._is_loaded, self.deadline_s = False, now_s + LOAD_S
         try:
             with theirs, self._log.open("ab") as log:
                 told = [self._hybrid.file, self._hybrid.function, str(theirs.fileno()), str(os.getpid())]
@@ -111,7 +111,7 @@ class Advisor:
                 self._ask_next(now_s)
             case Loaded(error=error):
                 self._stop()
-                return self._give_up("load", error, now_s)
+                return self._give_up(error, now_s)
             case Advice() as advice if self._asks and advice.number == self._asks[0].number:
                 return self._answered(advice, now_s)
             case None:
@@ -149,32 +149,33 @@ class Advisor:
 
     # --- what goes wrong ----------------------------------------------------------------------------------
 
-    def _say(self, fault: str, error: str) -> str:
+    def _say(self, fault: str, error: str, then: str = "the pace stays as it is (said once, each time is in decisions.jsonl)") -> str:
         """The whole sentence of an error; the first of its kind goes to the user."""
         sentence = f"policy {self._hybrid.file}:{self._hybrid.function} {error}"
         if fault not in self._said:
             self._said.add(fault)
-            self.remarks.append(f"{sentence}; the pace stays as it is (said once, each time is in decisions.jsonl)")
+            self.remarks.append(f"{sentence}; {then}")
         return sentence
 
     def _failed(self, fault: str, error: str, now_s: float) -> Answer | None:
         """The process is of no use any more: begin another one, but not for ever."""
         self._stop()
         if len(self._ended) > MOST_RESTARTS:
-            return self._give_up("given up", f"{error}, and was started {len(self._ended)} times: it is asked no more", now_s)
+            return self._give_up(f"{error}, and has been started {len(self._ended)} times", now_s)
         sentence = self._say(fault, error)
         number = self._asks.popleft().number if self._asks else None
         self.start(now_s)
         return None if number is None else Answer(number, None, "", sentence)
 
-    def _give_up(self, fault: str, error: str, now_s: float) -> Answer | None:
+    def _give_up(self, error: str, now_s: float) -> Answer | None:
         """This question and all further ones are answered by `error`."""
-        self._given_up = self._say(fault, error)
+        self._given_up = self._say("given up", error, "it is asked no more, the pace stays as it is")
         self.deadline_s = math.inf
         return self._answer(Answer(self._asks[0].number, None, "", self._given_up), now_s) if self._asks else None
 
     def _stop(self) -> None:
-        """Kill the process; its exit status is taken at the end, so that nothing waits for it now."""
+        """Kill the process; its exit status is taken at the end, so that nothing waits for it now. Its last words are nobody's."""
+        self._who = Address(ROLE, self._who.id + 1)
         if self._process is not None:
             self._process.kill()
             self._ended.append(self._process)
