@@ -75,6 +75,11 @@ class Job:
                 absent[slot.index >> 3] |= 1 << (slot.index & 7)
         return bytes(absent) if any(absent) else b""
 
+    def pull(self, worker: int) -> None:
+        """Copy the parameters of every shard into a worker's arena."""
+        for shard in self.shards:
+            shard.copy_out(worker, 0, buffers=False)
+
     def fold(self, members: tuple[Member, ...], *, scale=1.0, lr_factor=1.0, hyper=b"", absent=b"", clip=0.0) -> None:
         """One update at every shard."""
         for shard in self.shards:
