@@ -29,7 +29,7 @@ class States:
         return assemble(self._spec, len(parts), [link.read(attachments[0]) for attachments in parts])
 
     def write_through(self, data: bytes, *, parameters: bool) -> None:
-        """Replace the run's parameters or its optimizer state; all workers call this, what the lowest brings counts."""
+        """Replace the run's parameters and buffers, or its optimizer state; all workers call this, what the lowest brings counts."""
         worker, role = self._worker, self._worker.role
         self._num_loads += 1
         here = tuple(float(number == role.worker) for number in range(role.worker + 1))
@@ -37,7 +37,10 @@ class States:
         if not any(met.values[: role.worker]):
             worker.converse(role.load(Load(has_parameters=parameters, has_optimizer_state=not parameters), data))
         met = worker.converse(role.meet(f"the end of load_state_dict {self._num_loads}", (), 1.0))
-        worker.converse(role.pull(at_least=met.version), reads=1)
+        worker.converse(role.pull(at_least=met.version, buffers=parameters), reads=1)
+        if parameters:
+            worker.replica.load_constants()
+            worker.replica.load_mean_buffers()
         worker.replica.settle()
 
 
@@ -60,7 +63,8 @@ def adopt_model(model: nn.Module, parameters: list[Tensor], states: States, spec
             raise UsageError("model.load_state_dict(assign=True) is not supported after run.prepare; leave assign out, or load before it")
         worker.converse(worker.role.pull(), reads=1)
         answer = kind.load_state_dict(self, state_dict, strict)
-        states.write_through(pack(spec, {index: parameters[index].detach() for index, _ in trained}, None), parameters=True)
+        values = {index: parameter.detach() for index, parameter in enumerate(parameters)}
+        states.write_through(pack(spec, values, None, worker.replica.buffers()), parameters=True)
         return answer
 
     adopt(model, state_dict=state_dict, load_state_dict=load_state_dict)

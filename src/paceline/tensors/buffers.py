@@ -35,6 +35,10 @@ class Buffers:
             mean, initial = tensor_at(arena, ours.mean_buffers + start, spec), tensor_at(shared, shared_at + start, spec)
             self._places.append(_Place(model.get_submodule(path), attribute, spec.name, (first, second), mean, initial))
 
+    def current(self) -> list[Tensor]:
+        """The module's buffers, in the order of the layout."""
+        return [_current(place) for place in self._places]
+
     def store(self, index: int) -> None:
         """Copy the module's buffers beside gradient buffer `index`."""
         for place in self._places:

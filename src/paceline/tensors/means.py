@@ -50,6 +50,13 @@ class MeanBuffers:
         self._segment.copy_(self._kept)
         self._contributions.clear()
 
+    def replace(self, buffers: dict[int, Tensor]) -> None:
+        """Take loaded buffers for the means and forget what the workers have sent."""
+        for index, values in buffers.items():
+            self._means[index].copy_(values.reshape(-1))
+        if buffers:
+            self._contributions.clear()
+
     def copy_to(self, segment: Tensor) -> None:
         """Copy the means to a worker."""
         segment.copy_(self._segment)

@@ -71,10 +71,15 @@ class Replica:
     @torch.no_grad()
     def adopt_constants(self) -> None:
         """Take the first worker's parameters that no optimizer holds, and its buffers; let go of the optimizer's state."""
-        for parameter, view in self._constants:
-            parameter.copy_(view)
+        self.load_constants()
         self._buffers.read_initial()
         self._optimizer.state.clear()
+
+    @torch.no_grad()
+    def load_constants(self) -> None:
+        """Copy the run's values of the parameters that no optimizer holds into the model's."""
+        for parameter, view in self._constants:
+            parameter.copy_(view)
 
     def release(self) -> None:
         """Take the hooks off; the parameters go on to point where they do."""
@@ -141,6 +146,10 @@ class Replica:
     def store_buffers(self, index: int) -> None:
         """Copy the model's buffers beside gradient buffer `index`."""
         self._buffers.store(index)
+
+    def buffers(self) -> list[Tensor]:
+        """The model's own buffers, as a state to load takes them."""
+        return self._buffers.current()
 
     def load_mean_buffers(self) -> None:
         """Copy the averaged buffers that were pulled into the model's."""

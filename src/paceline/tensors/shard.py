@@ -227,13 +227,15 @@ class Shard:
 
     @torch.no_grad()
     def load(self, state: bytes | memoryview, *, parameters: bool, optimizer: bool) -> None:
-        """Replace parameters and optimizer state by this shard's slices of what `state.pack` wrote."""
+        """Replace parameters (and mean buffers) and optimizer state by this shard's slices of what `state.pack` wrote."""
         gathered = unpack(state)
         self._settle()
         if parameters:
             for slot in self._layout.slots:
                 if slot.index in gathered.parameters:
                     self._write(slot, gathered.parameters[slot.index])
+            if self._means is not None:
+                self._means.replace(gathered.buffers)
         if optimizer and self._stepper is not None:
             self._stepper.restore(gathered.state)
 

@@ -1,12 +1,13 @@
 """Parameters and optimizer state as safetensors bytes: a shard's slices, what they join to, and a whole state to load.
 
-Tensors are named `parameter/INDEX`, `state/INDEX/KEY` (whole) and `slice/INDEX/KEY` (a shard's elements); what is no
-tensor is JSON in the header. Nothing here can hold code.
+Tensors are named `parameter/INDEX`, `buffer/INDEX` (its place in the layout), `state/INDEX/KEY` (whole) and
+`slice/INDEX/KEY` (a shard's elements); what is no tensor is JSON in the header. Nothing here can hold code.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -29,10 +30,11 @@ LENGTH_BYTES = 8
 
 
 class Gathered(NamedTuple):
-    """Whole parameters and optimizer state by the index of the parameter in the model's spec."""
+    """Whole parameters and optimizer state by the index of the parameter in the model's spec, buffers by their place in the layout."""
 
     parameters: dict[int, Tensor]
     state: States
+    buffers: dict[int, Tensor]
 
 
 class Parcel:
@@ -45,6 +47,10 @@ class Parcel:
     def add_parameter(self, index: int, values: Tensor) -> None:
         """A parameter, or the next of its elements that are here."""
         self._tensors.setdefault(f"parameter/{index}", []).append(values)
+
+    def add_buffer(self, index: int, values: Tensor) -> None:
+        """A whole buffer."""
+        self._tensors[f"buffer/{index}"] = [values.clone()]
 
     def add_state(self, index: int, key: str, value: object, *, sliced: bool = False) -> None:
         """One value of a parameter's state. Sliced ones may come in several parts; of the others the first counts."""
@@ -89,7 +95,7 @@ def state_of(optimizer: Optimizer) -> States:
     return {index: dict(optimizer.state[one]) for index, one in enumerate(parameters) if optimizer.state.get(one)}
 
 
-def pack(model: ModelSpec, parameters: dict[int, Tensor] | None, state: States | None) -> bytes:
+def pack(model: ModelSpec, parameters: dict[int, Tensor] | None, state: States | None, buffers: Sequence[Tensor] = ()) -> bytes:
     """A whole state, from which every shard loads its slices. Raises UsageError for a parameter of another shape."""
     parcel = Parcel()
     for index, values in (parameters or {}).items():
@@ -97,6 +103,8 @@ def pack(model: ModelSpec, parameters: dict[int, Tensor] | None, state: States |
         if tuple(values.shape) != spec.shape:
             raise UsageError(f"the loaded {spec.name} has shape {list(values.shape)}, but the parameter has {list(spec.shape)}")
         parcel.add_parameter(index, values)
+    for index, values in enumerate(buffers):
+        parcel.add_buffer(index, values)
     for index, values in (state or {}).items():
         for key, value in values.items():
             parcel.add_state(index, key, value)
@@ -106,11 +114,13 @@ def pack(model: ModelSpec, parameters: dict[int, Tensor] | None, state: States |
 def unpack(data: bytes | memoryview) -> Gathered:
     """What `pack` wrote. Raises ProtocolError when it is something else."""
     tensors, plain = _decode(data)
-    gathered = Gathered({}, {index: dict(values) for index, values in plain.items()})
+    gathered = Gathered({}, {index: dict(values) for index, values in plain.items()}, {})
     for name, values in tensors.items():
         kind, index, key = _parsed(name)
         if kind == "parameter":
             gathered.parameters[index] = values
+        elif kind == "buffer":
+            gathered.buffers[index] = values
         else:
             gathered.state.setdefault(index, {})[key] = values
     return gathered
@@ -142,7 +152,7 @@ def assemble(model: ModelSpec, num_shards: int, parts: list[bytes]) -> Gathered:
                 _place(whole, slots[index], start, values)
             else:
                 state.setdefault(index, {})[key] = values
-    return Gathered(parameters, dict(sorted(state.items())))
+    return Gathered(parameters, dict(sorted(state.items())), {})
 
 
 def _parsed(name: str) -> tuple[str, int, str]:
