@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from itertools import count
+from pathlib import Path
 from secrets import token_hex
 
 import pytest
@@ -15,14 +17,18 @@ from paceline.ports import Delivery, Port
 from paceline.transport import memory
 from paceline.transport.connection import listener_at
 from paceline.transport.inproc import Exchange
+from paceline.transport.keys import read_key_file, write_key_file
 from paceline.transport.shm import SocketPort
+from paceline.transport.tcp import TcpPort
+from paceline.transport.trust import Trust
+from paceline.transport.wire import Wire
 
 WORKER = Address("worker", 3)
 Opened = tuple[Port, Port]
 Again = Callable[[], Port]
 
 
-def _inproc(stack: ExitStack) -> tuple[Opened, Again]:
+def _inproc(stack: ExitStack, _: Path) -> tuple[Opened, Again]:
     exchange = Exchange()
     coordinator, worker = exchange.port(COORDINATOR), exchange.port(WORKER)
     stack.callback(coordinator.close)
@@ -30,7 +36,7 @@ def _inproc(stack: ExitStack) -> tuple[Opened, Again]:
     return (coordinator, worker), lambda: exchange.port(WORKER)
 
 
-def _sockets(stack: ExitStack) -> tuple[Opened, Again]:
+def _sockets(stack: ExitStack, _: Path) -> tuple[Opened, Again]:
     name = f"paceline-test-{token_hex(8)}"
     coordinator, worker = SocketPort(COORDINATOR), SocketPort(WORKER)
     stack.callback(lambda: coordinator.close(flush_s=0.0))
@@ -49,11 +55,52 @@ def _sockets(stack: ExitStack) -> tuple[Opened, Again]:
     return (coordinator, worker), again
 
 
-@pytest.fixture(params=[_inproc, _sockets], ids=["inproc", "sockets"])
-def opened(request: pytest.FixtureRequest) -> Iterator[tuple[Opened, Again]]:
-    make: Callable[[ExitStack], tuple[Opened, Again]] = request.param
+def _tcp(stack: ExitStack, trust: Trust) -> tuple[Opened, Again]:
+    lives = count()
+
+    def port(me: Address) -> TcpPort:
+        made = TcpPort(me, trust, incarnation=next(lives))
+        stack.callback(lambda: made.close(flush_s=0.0))
+        return made
+
+    coordinator = port(COORDINATOR)
+    endpoint = coordinator.listen("127.0.0.1", 0, {WORKER})
+
+    def again() -> TcpPort:
+        worker = port(WORKER)
+        worker.connect(COORDINATOR, endpoint)
+        return worker
+
+    worker = again()
+    while WORKER not in coordinator.peers:
+        assert coordinator.receive(0.0) is None
+    return (coordinator, worker), again
+
+
+def _plain(stack: ExitStack, _: Path) -> tuple[Opened, Again]:
+    return _tcp(stack, Trust())
+
+
+def _mac(stack: ExitStack, key: Path) -> tuple[Opened, Again]:
+    return _tcp(stack, Trust(read_key_file(key), Wire.MAC))
+
+
+def _tls(stack: ExitStack, key: Path) -> tuple[Opened, Again]:
+    return _tcp(stack, Trust(read_key_file(key), Wire.TLS))
+
+
+@pytest.fixture(scope="module")
+def key(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("keys") / "job.key"
+    write_key_file(path)
+    return path
+
+
+@pytest.fixture(params=[_inproc, _sockets, _plain, _mac, _tls], ids=["inproc", "sockets", "tcp-plain", "tcp-mac", "tcp-tls"])
+def opened(request: pytest.FixtureRequest, key: Path) -> Iterator[tuple[Opened, Again]]:
+    make: Callable[[ExitStack, Path], tuple[Opened, Again]] = request.param
     with ExitStack() as stack:
-        yield make(stack)
+        yield make(stack, key)
 
 
 @pytest.fixture

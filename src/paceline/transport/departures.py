@@ -1,0 +1,136 @@
+"""Tensors on their way out: cut into pieces, each sent by whichever connection of the peer is free, as far as released.
+
+The sender may release a tensor piece by piece, so that a pull streams behind the apply. It is done when the peer has said
+that all of it is in place; until then its memory must not change.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from threading import Condition
+from time import monotonic
+
+from paceline.errors import DeadlineError, PeerLostError, ProtocolError
+from paceline.messages import Address
+from paceline.transport.piece import Piece, Spec, check_spec
+
+MAX_UNDER_WAY = 1024
+
+
+class Sending:
+    """A tensor under way to a peer."""
+
+    def __init__(self, departures: Departures, key: int, spec: Spec, data: memoryview) -> None:
+        self.key = key
+        self.spec = spec
+        self.data = data
+        self.released_bytes = 0
+        self.num_left = 0
+        self.is_taken = False
+        self._departures = departures
+
+    @property
+    def has_piece(self) -> bool:
+        """Whether the next piece may leave."""
+        return self.num_left < self.spec.num_pieces and self.spec.piece(self.num_left).stop <= self.released_bytes
+
+    def release(self, released_bytes: int) -> None:
+        """Let the first `released_bytes` leave; they change no more until `wait` has returned."""
+        self._departures.release(self, released_bytes)
+
+    def wait(self, timeout_s: float) -> None:
+        """Return when the peer has it all. Raises PeerLostError when it is gone, DeadlineError after `timeout_s`."""
+        self._departures.wait(self, timeout_s)
+
+
+class Departures:
+    """All tensors under way to one peer."""
+
+    def __init__(self, peer: Address) -> None:
+        self.peer = peer
+        self._changed = Condition()
+        self._waiting: deque[Sending] = deque()
+        self._under_way: dict[int, Sending] = {}
+        self._wakers: list[int] = []
+        self._lost = ""
+
+    def start(self, key: int, spec: Spec, data: memoryview) -> Sending:
+        """Announce a tensor of which nothing is released yet. Raises PeerLostError when the peer is gone."""
+        check_spec(spec)
+        view = memoryview(data).cast("B")
+        if len(view) != spec.size_bytes:
+            raise ValueError(f"{spec} has {spec.size_bytes} bytes, got {len(view)}")
+        with self._changed:
+            if self._lost:
+                raise PeerLostError(f"tensor {key} cannot be sent to {self.peer}: {self._lost}")
+            if key in self._under_way or len(self._under_way) >= MAX_UNDER_WAY:
+                raise ValueError(f"tensor {key} is under way to {self.peer} already, or {MAX_UNDER_WAY} others are")
+            sending = self._under_way[key] = Sending(self, key, spec, view)
+            self._waiting.append(sending)
+        return sending
+
+    def release(self, sending: Sending, released_bytes: int) -> None:
+        """See `Sending.release`."""
+        with self._changed:
+            sending.released_bytes = max(sending.released_bytes, released_bytes)
+            if sending.has_piece:
+                self._wake()
+
+    def next_piece(self) -> tuple[Piece, memoryview] | None:
+        """The next piece that may leave, and its bytes."""
+        with self._changed:
+            for sending in self._waiting:
+                if sending.has_piece:
+                    number = sending.num_left
+                    sending.num_left += 1
+                    if sending.num_left == sending.spec.num_pieces:
+                        self._waiting.remove(sending)
+                    return Piece(sending.key, number, sending.spec), sending.data[sending.spec.piece(number)]
+        return None
+
+    def taken(self, key: int) -> None:
+        """The peer has all of a tensor. Raises ProtocolError when it cannot have."""
+        with self._changed:
+            sending = self._under_way.get(key)
+            if sending is None or sending.num_left < sending.spec.num_pieces:
+                raise ProtocolError(f"it thanked for tensor {key}, which it was not sent whole")
+            del self._under_way[key]
+            sending.is_taken = True
+            self._changed.notify_all()
+
+    def wait(self, sending: Sending, timeout_s: float) -> None:
+        """See `Sending.wait`."""
+        deadline_s = monotonic() + timeout_s
+        with self._changed:
+            while not sending.is_taken:
+                if self._lost:
+                    raise PeerLostError(f"tensor {sending.key} did not reach {self.peer}: {self._lost}")
+                left_s = deadline_s - monotonic()
+                if left_s <= 0.0:
+                    left = f"{sending.num_left} of {sending.spec.num_pieces} pieces"
+                    raise DeadlineError(f"{self.peer} did not have tensor {sending.key} after {timeout_s:g} s ({left} had left)")
+                self._changed.wait(left_s)
+
+    def fail(self, reason: str) -> None:
+        """The peer is gone."""
+        with self._changed:
+            self._lost = self._lost or reason
+            self._waiting.clear()
+            self._changed.notify_all()
+
+    # --- the threads that send ------------------------------------------------------------------------------
+
+    def attach(self, waker: int) -> None:
+        """Write to this eventfd whenever there may be something to send."""
+        with self._changed:
+            self._wakers.append(waker)
+
+    def detach(self, waker: int) -> None:
+        """The thread of this eventfd ends."""
+        with self._changed:
+            self._wakers.remove(waker)
+
+    def _wake(self) -> None:
+        for waker in self._wakers:
+            os.eventfd_write(waker, 1)

@@ -1,0 +1,208 @@
+"""Messages and tensors between hosts, over sockets whose ends have proved themselves (`ports.Port` and more).
+
+Messages have a connection of their own, used by the thread that owns the port; heartbeats have one, and each direction of
+tensors has some. Nothing here blocks but `receive` and `connect`; every wait has a deadline, every queue a cap.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import weakref
+from collections.abc import Collection, Container, Sequence
+from time import monotonic
+
+from paceline.errors import ConfigError, PeerLostError
+from paceline.messages import Address, Message
+from paceline.ports import Delivery
+from paceline.transport.attendant import Attendant
+from paceline.transport.departures import Sending
+from paceline.transport.dial import Endpoint, dial
+from paceline.transport.handshake import MAX_LANES, Lane
+from paceline.transport.incoming import Arrival
+from paceline.transport.peer import Peer
+from paceline.transport.piece import Spec
+from paceline.transport.reception import Reception
+from paceline.transport.register import Register
+from paceline.transport.stream import Line, tune
+from paceline.transport.switchboard import Switchboard
+from paceline.transport.trust import Trust
+
+STALL_S = 30.0
+SILENCE_S = 10.0
+
+
+class TcpPort:
+    """A `ports.Port` over TCP. Its methods are for one thread, those of arrivals and sendings for any.
+
+    `incarnation` tells the lives of one address apart: each may connect once. `silence_s` without a heartbeat, or
+    `stall_s` without progress of something that has begun, lose a peer. In a forked child every descriptor is closed.
+    """
+
+    def __init__(self, me: Address, trust: Trust, *, incarnation: int = 0, stall_s: float = STALL_S, silence_s: float = SILENCE_S) -> None:
+        self.me = me
+        self._trust = trust
+        self._stall_s, self._silence_s = stall_s, silence_s
+        self._register = Register(me, incarnation)
+        self._attendant = Attendant(silence_s=silence_s, progress=self._progress, generation=lambda: self.generation)
+        self._board = Switchboard(me, stall_s=stall_s, help_out=self._attendant.help_out, ended=self._register.forget)
+        _open_ports.add(self)
+
+    @property
+    def peers(self) -> Collection[Address]:
+        """Who is connected now."""
+        return self._board.controls.keys()
+
+    @property
+    def refusals(self) -> Collection[str]:
+        """Why the last connections were turned away, each with the host it came from."""
+        return self._attendant.reception.refusals if self._attendant.reception is not None else ()
+
+    @property
+    def generation(self) -> int:
+        """The newest generation of the job that this port knows; every frame and handshake states it, and it only grows."""
+        return self._register.generation
+
+    @generation.setter
+    def generation(self, generation: int) -> None:
+        if generation < self._register.generation:
+            raise ValueError(f"generations only grow: {self._register.generation} has begun, got {generation}")
+        self._register.generation = generation
+
+    def fileno(self) -> int:
+        """A descriptor that is readable when `receive` has something to do."""
+        return self._board.fileno()
+
+    def reason(self, peer: Address) -> str:
+        """Why the connection of `peer` ended."""
+        return self._board.reason(peer)
+
+    def still_s(self, peer: Address) -> float:
+        """For how long a peer that is connected has not gone on, whether or not it lives."""
+        return monotonic() - self._peer(peer).progressed_s
+
+    def _progress(self) -> int:
+        # waiting for messages is going on: only who neither computes its way here nor waits here stands still
+        self._board.moves += self._board.is_waiting
+        return self._board.moves
+
+    def _peer(self, address: Address) -> Peer:
+        self._board.adopt()
+        control = self._board.controls.get(address)
+        if control is None:
+            raise PeerLostError(f"{self.me} has no connection with {address}: {self.reason(address)}")
+        return control.peer
+
+    # --- connections ----------------------------------------------------------------------------------------
+
+    def listen(self, host: str, port: int, expected: Container[Address]) -> Endpoint:
+        """Take in connections of the `expected` peers; port 0 takes a free one. Raises ConfigError for a public host without a key."""
+        self._trust.check(host)
+        try:
+            family = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
+            listener = socket.create_server((host, port), family=family, backlog=1024)
+        except OSError as error:
+            raise ConfigError(f"{self.me} cannot listen at {Endpoint(host, port)}: {error.strerror or error}") from error
+        listener.setblocking(False)
+        self._register.expected = expected
+        self._start_attendant()
+        self._attendant.listen(listener, Reception(self._trust, self._register.admit, self._take_in, self._attendant.epoll))
+        return Endpoint(host, listener.getsockname()[1])
+
+    def connect(self, peer: Address, endpoint: Endpoint, *, timeout_s: float = 10.0, lanes: int = 0) -> None:
+        """Connect to a port that listens, with so many lanes for tensors each way. Raises what `dial` raises."""
+        if not 0 <= lanes <= MAX_LANES:
+            raise ValueError(f"a peer has 0 to {MAX_LANES} lanes for tensors each way, got {lanes}")
+        if peer in self.peers:
+            raise ValueError(f"{self.me} is connected to {peer} already")
+        deadline_s = monotonic() + timeout_s
+        wanted = [(Lane.CONTROL, 0), (Lane.PULSE, 0), *((lane, number) for lane in (Lane.UP, Lane.DOWN) for number in range(lanes))]
+        lines: dict[tuple[Lane, int], Line] = {}
+        try:
+            for lane, number in wanted:
+                me = self._register.identity(lane, number)
+                lines[lane, number] = dial(endpoint, me, peer, self._trust, timeout_s=deadline_s - monotonic())
+        except BaseException:
+            for line in lines.values():
+                line.sock.close()
+            raise
+        self._start_attendant()
+        reached = Peer(lines[Lane.CONTROL, 0].session.peer, monotonic())
+        for (lane, _), line in lines.items():
+            self._put_to_use(reached, lane, line, outward=lane is Lane.UP)
+        self._board.adopt()
+
+    def _start_attendant(self) -> None:
+        if self._attendant.ident is None:
+            self._attendant.start()
+
+    def _put_to_use(self, peer: Peer, lane: Lane, line: Line, *, outward: bool) -> None:
+        tune(line.sock, silence_s=self._silence_s)
+        if lane is Lane.CONTROL:
+            peer.add(line.sock)
+            self._attendant.watch(peer)
+            self._board.offer(peer, line)
+        elif lane is Lane.PULSE:
+            self._attendant.pulse(peer, line)
+        else:
+            peer.carry(line, outward=outward, generation=lambda: self.generation, stall_s=self._stall_s)
+
+    def _take_in(self, line: Line) -> None:
+        """By the attendant's thread: a connection was admitted."""
+        who = line.session.peer
+        peer = self._register.find(who)
+        if peer is None:
+            line.sock.close()
+        else:
+            self._put_to_use(peer, who.lane, line, outward=who.lane is Lane.DOWN)
+
+    # --- messages and tensors -----------------------------------------------------------------------------------
+
+    def send(self, to: Address, message: Message, attachments: Sequence[int] = ()) -> None:
+        """Hand over a message, now or, when its socket is full, in a later `receive`. Never blocks.
+
+        The receiver gets copies of the attachments, as they are when they leave.
+        """
+        self._board.send(to, message, self.generation, attachments)
+
+    def receive(self, timeout_s: float) -> Delivery | None:
+        """The next delivery; what was queued is sent meanwhile."""
+        return self._board.receive(timeout_s)
+
+    def expect(self, peer: Address, key: int, spec: Spec, place: memoryview) -> Arrival:
+        """Name the place where tensor `key` of a peer is to land."""
+        return self._peer(peer).incoming.expect(key, spec, place)
+
+    def start(self, to: Address, key: int, spec: Spec, data: memoryview, *, released_bytes: int | None = None) -> Sending:
+        """Send a tensor that `to` expects as `key`: all of it, or what is released now and later."""
+        sending = self._peer(to).departures.start(key, spec, data)
+        sending.release(spec.size_bytes if released_bytes is None else released_bytes)
+        return sending
+
+    # --- ends -----------------------------------------------------------------------------------------------------
+
+    def close(self, *, flush_s: float = 1.0) -> None:
+        """Close everything, after up to `flush_s` for what is queued."""
+        if self not in _open_ports:
+            return
+        _open_ports.discard(self)
+        self._board.close(flush_s)
+        self._attendant.end()
+
+    def abandon(self) -> None:
+        """Close the descriptors of a forked child's copy, and nothing that the parent still uses."""
+        _open_ports.discard(self)
+        self._attendant.abandon()
+        self._board.abandon()
+
+
+_open_ports: weakref.WeakSet[TcpPort] = weakref.WeakSet()
+
+
+def _abandon_ports() -> None:
+    for port in list(_open_ports):
+        port.abandon()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_abandon_ports)
