@@ -32,8 +32,7 @@ class Work(RuleBasedStateMachine):
         self.skipped: list[int] = []
         self.undone = 0
         self.given_up = False
-        for worker in WORKERS:
-            self.ledger.enter(worker)
+        self.ledger.enter(*WORKERS)
 
     @rule(worker=worker_ids, count=st.integers(1, 4), greedy=st.booleans())
     def lease(self, worker, count, greedy):
@@ -189,8 +188,7 @@ def test_a_fixed_share_is_its_owners_until_the_owner_dies():
 
 def cut_ledger(num_samples: int, cut: int, *workers: int, parts: dict[int, float] | None = None) -> Ledger:
     ledger = Ledger((num_samples,), cut=cut)
-    for worker in workers:
-        ledger.enter(worker)
+    ledger.enter(*workers)
     ledger.set_parts(parts or {})
     return ledger
 

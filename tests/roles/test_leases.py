@@ -6,10 +6,12 @@ import random
 
 import pytest
 
+from desk import Desk
 from ends import check_end, check_samples
 from laws import Referee
+from paceline.messages import Grant, LeaseRequest
 from paceline.pace import parse_pace
-from paceline.roles.effects import JobSettings
+from paceline.roles.effects import JobSettings, Send
 from randomworlds import random_mishaps, random_pace
 from routines import Data, Habits, Trainee
 from stores import Violation
@@ -110,3 +112,17 @@ def test_pieces_are_sized_for_the_worker_that_asks(pace):
     for worker, size in enumerate((16, 12, 8, 4)):
         assert max(sizes[worker]) < 2 * size
         assert sizes[worker].count(size) >= 0.6 * len(sizes[worker])
+
+
+def test_what_is_undone_is_leased_to_those_who_wait_for_something():
+    desk = Desk("async", 2, num_batches=3)
+    assert [list(desk.coordinator.job.members.workers[worker].started) for worker in (0, 1)] == [[0], [1]]
+    desk.push(0)
+    desk.push(0)
+    desk.tell(0, LeaseRequest(0, wait=True))
+    desk.coordinator.epochs.leases.undo([0, 2])
+    grants = [send.message for send in desk.coordinator.job.take_outbox() if isinstance(send, Send)]
+    assert [grant.positions for grant in grants if isinstance(grant, Grant)] == [(0,)]
+    ledger = desk.coordinator.epochs.leases.ledger
+    assert ledger is not None
+    assert (ledger.folded, ledger.undone) == (0, 2 * desk.samples)

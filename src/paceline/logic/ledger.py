@@ -95,10 +95,10 @@ class Ledger:
 
     # --- who gets what part -------------------------------------------------------------------------------
 
-    def enter(self, worker: int) -> None:
-        """`worker` has a part of what is cut from now on; only those who entered are leased what is cut."""
-        if self._stretches is not None and worker not in self._sharing:
-            self._sharing.add(worker)
+    def enter(self, *workers: int) -> None:
+        """These have a part of what is cut from now on; only those who entered are leased what is cut."""
+        if self._stretches is not None and not self._sharing.issuperset(workers):
+            self._sharing.update(workers)
             self._divide(self._stretches)
 
     def set_parts(self, parts: Mapping[int, float]) -> None:

@@ -84,9 +84,7 @@ class Leases:
     def _enter(self, workers: Iterable[Worker]) -> None:
         """These take part in what is cut from now on."""
         if self.ledger is not None:
-            for worker in workers:
-                if not worker.left_epoch:
-                    self.ledger.enter(worker.id)
+            self.ledger.enter(*[worker.id for worker in workers if not worker.left_epoch])
 
     def _grant(self, worker: Worker, *, wait: bool) -> None:
         self._enter((worker,))
