@@ -322,6 +322,25 @@ def test_a_stop_in_the_loop_ends_the_epoch() -> None:
     assert job.samples() == (8, 0, 32)
 
 
+def test_a_scheduler_that_was_not_prepared_is_told_of_once(capsys: pytest.CaptureFixture[str]) -> None:
+    told = {}
+    for how in ("prepared", "by hand", "forgotten"):
+        model, opt = model_of()
+        loader = DataLoader(Numbers(12), batch_size=2)
+        scheduler = torch.optim.lr_scheduler.StepLR(opt, 1) if how != "by hand" else None
+        run = join(Job(), model, opt, loader, *([scheduler] if how == "prepared" else []))
+        for x in loader:
+            backward(model, x)
+            opt.step()
+            if scheduler is None:
+                opt.param_groups[0]["lr"] *= 0.5
+            else:
+                scheduler.step()
+        told[how] = capsys.readouterr().err.count("moved by a scheduler that run.prepare was not given")
+        assert run.worker == 0
+    assert told == {"prepared": 0, "by hand": 0, "forgotten": 1}
+
+
 def test_prepared_schedulers_follow_the_sample_clock() -> None:
     model, opt = model_of()
     loader = DataLoader(Numbers(12), batch_size=2)

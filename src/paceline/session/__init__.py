@@ -46,7 +46,7 @@ def init(pace: str | Mode | None = None, **settings: object) -> Run:
     run = Joined(link, decided, wished)
     link.has_run = True
     where = link.surroundings
-    say(f"engine {where.engine}, because {where.because}: worker {run.worker}, {run.num_workers} in all, pace {decided.pace}")
+    say(f"engine {where.engine}, because {where.because}: worker {run.worker} of {run.num_workers}, pace {decided.pace}")
     return run
 
 

@@ -26,7 +26,7 @@ from paceline.session.meter import Meter
 from paceline.session.prepared import sort_out
 from paceline.session.run import Run, checked_norm, number_of, say
 from paceline.session.sampling import Rules, Sampling
-from paceline.session.schedule import Clock, follow
+from paceline.session.schedule import Clock, Rates, follow
 from paceline.session.slow import Handicap
 from paceline.session.states import States, adopt_model, adopt_optimizer
 from paceline.session.streams import reseed
@@ -49,6 +49,7 @@ class Joined(Run):
         self._handicap = Handicap(self.worker, settings.slow, read_recorded(settings.compute) if settings.compute else ())
         self._me: Worker | None = None
         self._feed: Feed | None = None
+        self._rates: Rates | None = None
         self._epochs_behind = 0
         self._num_means = 0
         self._has_stopped = False
@@ -78,6 +79,8 @@ class Joined(Run):
         if prepared.scheduler is not None:
             catch_up = follow(prepared.scheduler, self._clock, late_epochs=self._epochs_behind)
             self._member().at_first_batch.append(catch_up)
+            assert self._rates is not None
+            self._rates.is_prepared = True
 
     def _join(self, model: nn.Module, optimizer: Optimizer) -> Go:
         """Become a member: agree on the model, share memory, begin with worker 0's parameters."""
@@ -105,7 +108,7 @@ class Joined(Run):
     def _adopt(self, model: nn.Module, optimizer: Optimizer, spec: ModelSpec, me: Worker) -> None:
         states = States(me, spec)
         adopt_model(model, parameters_of(model, optimizer), states, spec, me)
-        adopt_optimizer(optimizer, states, spec, me)
+        self._rates = adopt_optimizer(optimizer, states, spec, me)
 
     # --- loader and scheduler -----------------------------------------------------------------------------
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from torch.optim import Optimizer
+
 from paceline.session.adopted import adopt
+from paceline.session.run import say
+
+UNPREPARED = (
+    "the learning rate is moved by a scheduler that run.prepare was not given, so it follows the steps of each worker alone; "
+    "give it to run.prepare before its first step"
+)
 
 
 class Clock(NamedTuple):
@@ -13,6 +21,31 @@ class Clock(NamedTuple):
 
     updates: int
     in_loop: bool
+
+
+class Rates:
+    """Tells once that a scheduler moves the learning rates of `optimizer`, unless one `is_prepared`."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self.is_prepared = self._has_told = False
+        self.settle()
+
+    def settle(self) -> None:
+        """What the rates are now is meant."""
+        self._left = self._now()
+
+    def check(self) -> None:
+        """Look whether they have moved; a scheduler leaves its mark (`initial_lr`) in the groups that it moves."""
+        if self.is_prepared or self._has_told or self._now() == self._left:
+            return
+        self.settle()
+        if any("initial_lr" in group for group in self._optimizer.param_groups):
+            self._has_told = True
+            say(UNPREPARED)
+
+    def _now(self) -> list[float]:
+        return [float(group["lr"]) for group in self._optimizer.param_groups if "lr" in group]
 
 
 def follow(scheduler: Any, read: Callable[[], Clock], *, late_epochs: int = 0) -> Callable[[], None]:

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from paceline.errors import UsageError
 from paceline.messages import Load, ModelSpec
 from paceline.session.adopted import adopt
+from paceline.session.schedule import Rates
 from paceline.session.worker import Worker
 from paceline.tensors.state import Gathered, assemble, pack, state_of
 
@@ -70,15 +71,17 @@ def adopt_model(model: nn.Module, parameters: list[Tensor], states: States, spec
     adopt(model, state_dict=state_dict, load_state_dict=load_state_dict)
 
 
-def adopt_optimizer(optimizer: Optimizer, states: States, spec: ModelSpec, worker: Worker) -> None:
+def adopt_optimizer(optimizer: Optimizer, states: States, spec: ModelSpec, worker: Worker) -> Rates:
     """Let `step` be the run's step, and the state the run's; all on the instance, whose class stays what it was."""
     kind: Any = type(optimizer)
+    rates = Rates(optimizer)
 
     @Optimizer.profile_hook_step  # the script's step hooks are called
     def step(self: Any, closure: object = None) -> None:
         if closure is not None:
             raise UsageError("opt.step(closure) is not supported: a step is one gradient; call loss.backward() and then opt.step()")
         self._opt_called = True  # what a scheduler looks for
+        rates.check()
         worker.step()
 
     step.__dict__["_wrapped_by_lr_sched"] = True
@@ -88,9 +91,11 @@ def adopt_optimizer(optimizer: Optimizer, states: States, spec: ModelSpec, worke
 
     def load_state_dict(self: Any, state_dict: Any) -> None:
         kind.load_state_dict(self, state_dict)
+        rates.settle()
         data = pack(spec, None, state_of(self))
         self.state.clear()
         states.write_through(data, parameters=False)
 
     for method in (step, state_dict, load_state_dict):
         setattr(optimizer, method.__name__, MethodType(method, optimizer))
+    return rates
