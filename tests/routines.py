@@ -180,7 +180,7 @@ class Trainee:
     def push(self, epoch: int, positions: tuple[int, ...], samples: int, ranges: tuple[tuple[int, int], ...] = ()) -> Routine:
         role, habits = self.role, self.habits
         name = (role.worker, role.incarnation, role.step_index)
-        self.process.write(Content(name, epoch, positions, samples, ranges))
+        self.process.write(Content(name, epoch, positions, samples, ranges, tuple(role.versions)))
         bad = bool(set(positions) & set(habits.poison)) or self.random.random() < habits.unlucky
         self.num_steps += 1
         if habits.stops_at and self.num_steps == habits.stops_at:

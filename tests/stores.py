@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.messages import Member
-from paceline.pace import Pace
+from paceline.pace import Correction, Pace
 
 if TYPE_CHECKING:
     from world import World
@@ -23,13 +23,14 @@ class Violation(AssertionError):
 
 
 class Content(NamedTuple):
-    """What lies in a gradient buffer; `ranges` of samples where entries are cut."""
+    """What lies in a gradient buffer; `ranges` of samples where entries are cut, `versions` are what it was computed on."""
 
     name: Name
     epoch: int
     positions: tuple[int, ...]
     samples: int
     ranges: tuple[tuple[int, int], ...] = ()
+    versions: tuple[int, ...] = ()
 
 
 class Arena:
@@ -57,6 +58,8 @@ class CountingStore:
         self.reduced: list[tuple[Name, float]] = []
         self.history: list[tuple[tuple[tuple[Name, float], ...], float]] = []
         self.paces: list[tuple[int, Pace]] = []
+        self.correction = Correction()
+        self.copied: dict[tuple[int, int], int] = {}
         self.kept: int | None = None
         self.restores: list[tuple[int, int]] = []
 
@@ -92,6 +95,10 @@ class CountingStore:
         if self.gathered:
             raise Violation(f"shard {self.shard} changes its pace while {self.gathered} are pending")
         self.paces.append((len(self.history), pace))
+        self.begin(pace)
+
+    def begin(self, pace: Pace) -> None:
+        self.correction = pace.correction
 
     def keep(self) -> None:
         if self.gathered:
@@ -122,8 +129,10 @@ class CountingStore:
         if process is not None and process.role.incarnation == incarnation and process.reading:
             raise Violation(f"shard {self.shard} writes into worker {worker}'s parameters while it computes")
 
+        self.copied[worker, incarnation] = len(self.history)
+
     def take_buffers(self, member: Member) -> None:
-        self._read(member)
+        self._find(member)
 
     def save(self, *, optimizer: bool) -> bytes:
         return b"state"
@@ -132,6 +141,15 @@ class CountingStore:
         self.history.append(((), 1.0))
 
     def _read(self, member: Member) -> Name:
+        """Read a gradient, with what its worker had read if it is to be corrected."""
+        content = self._find(member)
+        if self.correction.rule != "none" and member.staleness:
+            copied = self.copied.get((member.worker, member.incarnation))
+            if copied != content.versions[self.shard]:
+                raise Violation(f"shard {self.shard} corrects {content} by what was copied at version {copied}")
+        return content.name
+
+    def _find(self, member: Member) -> Content:
         owner = (member.worker, member.incarnation)
         content = self.world.arenas[owner].buffers[member.buffer]
         if owner not in self.attached:
@@ -139,4 +157,4 @@ class CountingStore:
         if content is None or content.name != name_of(member):
             raise Violation(f"shard {self.shard} reads {name_of(member)} and finds {content}")
         self.world.read.setdefault(content.name, set()).add(self.shard)
-        return content.name
+        return content

@@ -154,7 +154,10 @@ class World:
             self.post(server, COORDINATOR, ServerHello(server.id, 0, "host"), ())
 
     def _build(self, serve: Serve, attachments: tuple[object, ...]) -> CountingStore:
-        return self.stores.setdefault(serve.shard, CountingStore(self, serve.shard))
+        store = self.stores.setdefault(serve.shard, CountingStore(self, serve.shard))
+        if serve.pace is not None:
+            store.begin(serve.pace)
+        return store
 
     # --- what happens from outside ------------------------------------------------------------------------
 
