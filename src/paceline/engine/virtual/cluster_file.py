@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import tomllib
 from difflib import get_close_matches
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from paceline.config import read_recorded
 from paceline.engine.virtual.cluster import Cluster, Seconds, check_cluster
 from paceline.errors import ConfigError
 
@@ -62,23 +62,15 @@ def _loaded(data: bytes, name: str, folder: Path) -> Loaded:
         for file in (group.recorded, group.profile):
             if file is not None:
                 copy = (folder / file).name
-                loaded.times_s[file] = read_times_s(folder / file)
+                loaded.times_s[file] = _times_s(folder / file)
                 loaded.copies[copy] = (folder / file).read_bytes()
     return loaded
 
 
-def read_times_s(path: Path) -> tuple[float, ...]:
-    """Step times in seconds: a JSON list, or a number a line. Raises ConfigError for anything else."""
-    try:
-        text = path.read_text(encoding="utf-8")
-        words: list[Any] = json.loads(text) if text.lstrip().startswith("[") else text.split()
-        times_s = tuple(float(word) for word in words)
-    except OSError as error:
-        raise ConfigError(f"the step times {path} cannot be read: {error.strerror}") from None
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"the step times {path} must be one number of seconds a line, or a JSON list of them: {error}") from None
-    if not times_s or not all(0.0 <= time_s < float("inf") for time_s in times_s) or not sum(times_s):
-        raise ConfigError(f"the step times {path} must hold at least one that is above 0, and none below")
+def _times_s(path: Path) -> tuple[float, ...]:
+    times_s = tuple(read_recorded(str(path)))
+    if not sum(times_s):
+        raise ConfigError(f"the step times of {path} are all 0, at least one must be above")
     return times_s
 
 

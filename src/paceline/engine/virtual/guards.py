@@ -10,50 +10,56 @@ from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from paceline.engine.virtual.player import Player
 from paceline.errors import UsageError
 
-NO_PROCESS = "the script starts a process ({}), which a virtual worker cannot: it would live in real time; use --engine local"
+Sleep = Callable[[float], None]
+Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 @contextmanager
-def guarded(playing: Callable[[], Player | None]) -> Generator[None]:
-    """Inside, sleeping lets virtual time pass, signal handlers are left out, and processes are refused, for players alone."""
+def guarded(playing: Callable[[], Sleep | None]) -> Generator[None]:
+    """Inside, a script's sleep lets virtual time pass, its signal handlers are left out, and processes are refused.
+
+    `playing` gives the sleep of the worker whose script plays, None while none does: then all is as ever.
+    """
+    wraps: list[tuple[Any, str, Wrap]] = [
+        (time, "sleep", lambda real: _sleeping(real, playing)),
+        (signal, "signal", lambda real: _handling(real, playing)),
+        (subprocess.Popen, "__init__", lambda real: _refusing(real, playing, "subprocess")),
+        (os, "fork", lambda real: _refusing(real, playing, "os.fork")),
+    ]
     with ExitStack() as stack:
-
-        def put(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-            stack.callback(setattr, owner, name, getattr(owner, name))
-            setattr(owner, name, make(getattr(owner, name)))
-
-        def sleeping(real: Callable[..., Any]) -> Callable[..., Any]:
-            def sleep(seconds: float, /) -> None:
-                player = playing()
-                if player is None:
-                    real(seconds)
-                else:
-                    player.sleep(max(0.0, float(seconds)))
-
-            return sleep
-
-        def handling(real: Callable[..., Any]) -> Callable[..., Any]:
-            def handle(signalnum: int, handler: Any) -> Any:
-                return real(signalnum, handler) if playing() is None else signal.getsignal(signalnum)
-
-            return handle
-
-        def refusing(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-            def make(real: Callable[..., Any]) -> Callable[..., Any]:
-                def refuse(*arguments: Any, **named: Any) -> Any:
-                    if playing() is not None:
-                        raise UsageError(NO_PROCESS.format(name))
-                    return real(*arguments, **named)
-
-                return refuse
-
-            return make
-
-        put(time, "sleep", sleeping)
-        put(signal, "signal", handling)
-        put(subprocess.Popen, "__init__", refusing("subprocess"))
-        put(os, "fork", refusing("os.fork"))
+        for owner, name, wrap in wraps:
+            real = getattr(owner, name)
+            stack.callback(setattr, owner, name, real)
+            setattr(owner, name, wrap(real))
         yield
+
+
+def _sleeping(real: Callable[..., Any], playing: Callable[[], Sleep | None]) -> Callable[..., Any]:
+    def sleep(seconds: float, /) -> None:
+        virtual = playing()
+        if virtual is None:
+            real(seconds)
+        else:
+            virtual(max(0.0, float(seconds)))
+
+    return sleep
+
+
+def _handling(real: Callable[..., Any], playing: Callable[[], Sleep | None]) -> Callable[..., Any]:
+    def handle(signalnum: int, handler: Any) -> Any:
+        return real(signalnum, handler) if playing() is None else signal.getsignal(signalnum)
+
+    return handle
+
+
+def _refusing(real: Callable[..., Any], playing: Callable[[], Sleep | None], what: str) -> Callable[..., Any]:
+    def refuse(*arguments: Any, **named: Any) -> Any:
+        if playing() is not None:
+            raise UsageError(
+                f"the script starts a process ({what}), which a virtual worker cannot: it would live in real time; use --engine local"
+            )
+        return real(*arguments, **named)
+
+    return refuse

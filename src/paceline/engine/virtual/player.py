@@ -5,9 +5,8 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from paceline.config import Resolved
 from paceline.engine.link import Link
 from paceline.engine.link import Member as Who
 from paceline.engine.local.blame import failed_of
@@ -15,8 +14,8 @@ from paceline.engine.surroundings import Surroundings
 from paceline.engine.virtual.compute import Rhythm
 from paceline.engine.virtual.job import HOST, Job
 from paceline.engine.virtual.member import Member
-from paceline.engine.virtual.script import Script
-from paceline.engine.virtual.stage import Actor, Scene, Stage
+from paceline.engine.virtual.stage import Actor, Scene
+from paceline.engine.virtual.theatre import Theatre
 from paceline.errors import ExitCode, RunEnded
 from paceline.messages import COORDINATOR, Address, Bye, Failed, Message
 from paceline.ports import Delivery
@@ -30,22 +29,6 @@ FAREWELL_S = 10.0
 
 class Killed(BaseException):
     """Raised in the thread of a worker that is dead: no script is to catch it."""
-
-
-class Theatre(NamedTuple):
-    """What all players of a run share; `cast` are those that live, `failures` the tracebacks of those that failed."""
-
-    stage: Stage
-    script: Script
-    resolved: Resolved
-    cast: dict[Actor, Player]
-    failures: list[tuple[int, str]]
-
-    @property
-    def playing(self) -> Player | None:
-        """Whose turn it is; None: the engine's."""
-        actor = self.stage.playing
-        return None if actor is None else self.cast.get(actor)
 
 
 class Player(Member):
@@ -94,7 +77,7 @@ class Player(Member):
         self.actor.stage.play(self.actor)
         if self.failed is not None:
             self.alive = False
-            self._theatre.failures.append((self.id, f"{self.failed.text}{self.failed.sentence}"))
+            self._theatre.failures.append((self.id, self.failed))
             self.job.fail(self.failed)
         if not self.alive:
             self._bury()
@@ -106,6 +89,10 @@ class Player(Member):
         self.inbox.clear()
 
     # --- called by the script's thread --------------------------------------------------------------------
+
+    def send(self, to: Address, message: Message, attachments: Sequence[int]) -> None:
+        """The session sends something."""
+        self.job.post(self, to, message, attachments)
 
     def wait_for_delivery(self) -> Delivery:
         """The next delivery. Nobody else's patience is needed: the coordinator's deadlines end every wait."""
@@ -184,7 +171,7 @@ class PlayersPort:
     def send(self, to: Address, message: Message, attachments: Sequence[int] = ()) -> None:
         """Hand over to the job."""
         self._player.check_alive()
-        self._player.job.post(self._player, to, message, attachments)
+        self._player.send(to, message, attachments)
 
     def receive(self, timeout_s: float) -> Delivery | None:  # noqa: ARG002 - the coordinator's deadlines end every wait
         """The next delivery, whenever it comes."""

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from time import monotonic
 
-import torch
-
 from paceline.config import DEFAULT, Resolved
-from paceline.engine.link import Link, install_each
 from paceline.engine.local.console import Screen
 from paceline.engine.local.coordinator_main import job_settings
 from paceline.engine.local.final import write_final
@@ -25,24 +21,21 @@ from paceline.engine.virtual.cluster import crew_of
 from paceline.engine.virtual.cluster_file import Loaded
 from paceline.engine.virtual.compute import Rhythm, stream
 from paceline.engine.virtual.fates import Fates
-from paceline.engine.virtual.guards import guarded
 from paceline.engine.virtual.job import Job
 from paceline.engine.virtual.luggage import MemoryFiles
 from paceline.engine.virtual.network import Network
-from paceline.engine.virtual.player import Player, Theatre
-from paceline.engine.virtual.prints import Prints
-from paceline.engine.virtual.script import Script
-from paceline.engine.virtual.stage import Stage
+from paceline.engine.virtual.player import Player
+from paceline.engine.virtual.probe import probe
+from paceline.engine.virtual.theatre import Theatre
 from paceline.engine.virtual.timeline import Timeline
-from paceline.errors import DeadlineError, ExitCode, WriteError
+from paceline.engine.virtual.timing import timing_job
+from paceline.errors import ExitCode, PacelineError, WriteError
 from paceline.roles.effects import End, JobSettings
 from paceline.trace.record import RunRecord
 from paceline.transport import memory
 
 OPEN_PATIENCE_S = 3600.0
 """How long workers wait for each other when nobody says so: virtual time costs nothing, and a slow cluster is no fault."""
-TURN_S = 600.0
-"""How long, in real time, a script may run between two calls into Paceline."""
 _SIGNALS = {signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTERM: ExitCode.TERMINATED}
 
 
@@ -57,27 +50,22 @@ class VirtualRun:
         self._screen = Screen(settings.workers)
         self._begun_s = monotonic()
         self._signals: list[int] = []
+        self._summary: dict[str, object] = {"engine": "virtual"}
 
-    def run(self) -> int:
+    def run(self, *, gradients: bool = True) -> int:
         """Run to the end; returns the exit code. Raises ConfigError or WriteError when the run cannot begin."""
         prepare_run_dir(self._run_dir, self._resolved)
         self._copy_cluster()
         record = RunRecord(self._run_dir, 0.0)
         self._screen.line(f"run directory: {self._run_dir}")
-        timeline, settings, luggage = Timeline(), self._settings(), MemoryFiles()
-        books = RecordBooks(record, self._screen)
-        network = Network(timeline, self._loaded.cluster, self._crew, settings.num_servers)
-        job = Job(settings, timeline, network, build=shard_of, books=books, luggage=luggage)
         try:
-            with noted_signals(_SIGNALS, self._signals), _one_thread():
-                end = self._play(job, partial(self._look, books, job))
-            if end.code == ExitCode.OK:
-                self._write_final(job, luggage)
-        except (DeadlineError, WriteError) as error:
-            end = End(error.exit_code, str(error))
+            with noted_signals(_SIGNALS, self._signals):
+                end = self._play(record) if gradients else self._time(record)
+        except PacelineError as error:
+            end = self._interruption() or End(error.exit_code, str(error))
         finally:
             self._screen.clear()
-        return self._close(job, record, end)
+        return self._close(record, end)
 
     def _settings(self) -> JobSettings:
         settings = job_settings(self._resolved)
@@ -91,29 +79,24 @@ class VirtualRun:
             except OSError as error:
                 raise WriteError(f"{self._run_dir / name} could not be written: {error.strerror}") from error
 
-    # --- the play -----------------------------------------------------------------------------------------
+    # --- with gradients -----------------------------------------------------------------------------------
 
-    def _play(self, job: Job, look: Callable[[], None]) -> End:
+    def _play(self, record: RunRecord) -> End:
         """Let every worker's script play to its end."""
-        settings = self._resolved.settings
-        script = Script(settings.script, settings.args)
-        theatre = Theatre(Stage(TURN_S), script, self._resolved, {}, [])
-        Fates(job, self._crew, self._loaded.cluster.kill, settings.seed, partial(self._player, job, theatre))
-        show = partial(self._show, job)
-        with (
-            Prints(self._run_dir / LOGS, lambda: _number(theatre.playing), show) as prints,
-            guarded(lambda: theatre.playing),
-            script.in_place(),
-        ):
-            install_each(lambda: _link(theatre.playing))
-            try:
-                end = job.run(look)
-                for worker, text in theatre.failures:
-                    prints.note(worker, f"{text}\n")
-                for player in list(theatre.cast.values()):
-                    player.stop()
-            finally:
-                theatre.stage.close()
+        settings, timeline, luggage = self._settings(), Timeline(), MemoryFiles()
+        network, books = Network(timeline, self._loaded.cluster, self._crew, settings.num_servers), RecordBooks(record, self._screen)
+        job = Job(settings, timeline, network, build=shard_of, books=books, luggage=luggage)
+        theatre = Theatre(self._resolved, self._run_dir / LOGS, lambda: bool(self._signals))
+        seed, kills = self._resolved.settings.seed, self._loaded.cluster.kill
+        Fates(job, self._crew, kills, seed, partial(self._player, job, theatre))
+        try:
+            with theatre.open(partial(self._show, job)):
+                end = job.run(partial(self._look, books, job))
+            if end.code == ExitCode.OK:
+                self._write_final(job, luggage)
+        finally:
+            self._summary |= job.coordinator.summary()
+            self._show_failure(theatre)
         return end
 
     def _player(self, job: Job, theatre: Theatre, worker: int, incarnation: int) -> Player:
@@ -126,26 +109,60 @@ class VirtualRun:
         if worker == min((number for number, member in job.members.items() if member.alive), default=worker):
             self._screen.line(f"[{worker}] {line}")
 
-    def _look(self, books: RecordBooks, job: Job) -> None:
-        if self._signals:
-            code = _SIGNALS[signal.Signals(self._signals[0])]
-            word = "interrupted" if code is ExitCode.INTERRUPTED else "terminated"
-            job.interrupt(code, f"{word} by {signal.Signals(self._signals[0]).name}")
-        books.look(job)
-
-    # --- the end ------------------------------------------------------------------------------------------
-
     def _write_final(self, job: Job, luggage: MemoryFiles) -> None:
         if luggage.keeper.arena is not None and job.coordinator.job.model is not None:
             with memory.map_shared(luggage.keeper.arena) as arena, memoryview(arena) as view:
                 write_final(self._run_dir, job.coordinator.job.model, view)
 
-    def _close(self, job: Job, record: RunRecord, end: End) -> int:
+    # --- without ------------------------------------------------------------------------------------------
+
+    def _time(self, record: RunRecord) -> End:
+        """See what the script does, then let counters do it."""
+        theatre = Theatre(self._resolved, self._run_dir / LOGS, lambda: bool(self._signals))
+        try:
+            work = probe(self._resolved, theatre, lambda worker, line: self._screen.line(f"[{worker}] {line}"))
+        finally:
+            self._show_failure(theatre)
+        if isinstance(work, End):
+            return work
+        books, settings = RecordBooks(record, self._screen), self._resolved.settings
+        job = timing_job(self._settings(), self._loaded, work, seed=settings.seed, books=books, slow=settings.slow)
+        try:
+            return job.run(partial(self._look, books, job))
+        finally:
+            self._summary |= job.coordinator.summary()
+
+    # --- watching and ending ------------------------------------------------------------------------------
+
+    def _look(self, books: RecordBooks, job: Job) -> None:
+        interruption = self._interruption()
+        if interruption is not None:
+            job.interrupt(interruption.code, interruption.sentence)
+        books.look(job)
+
+    def _interruption(self) -> End | None:
+        if not self._signals:
+            return None
+        number = signal.Signals(self._signals[0])
+        word = "interrupted" if number is signal.SIGINT else "terminated"
+        return End(_SIGNALS[number], f"{word} by {number.name}")
+
+    def _show_failure(self, theatre: Theatre) -> None:
+        """The traceback of the script that failed; its sentence is the run's."""
+        for _, failed in theatre.failures:
+            if failed.text:
+                self._screen.error(failed.text)
+
+    def _close(self, record: RunRecord, end: End) -> int:
         """Tell how it went; returns the exit code."""
         if end.sentence:
             self._screen.error(f"paceline: {end.sentence}")
-        known = job.coordinator.summary()
-        summary = {"engine": "virtual", **known, "virtual_s": known["wall_s"], "wall_s": monotonic() - self._begun_s, "exit": int(end.code)}
+        summary = {
+            **self._summary,
+            "virtual_s": self._summary.get("wall_s", 0.0),
+            "wall_s": monotonic() - self._begun_s,
+            "exit": int(end.code),
+        }
         code = end.code
         try:
             record.close(summary)
@@ -159,25 +176,6 @@ class VirtualRun:
         return code
 
 
-def _number(player: Player | None) -> int | None:
-    return None if player is None else player.id
-
-
-def _link(player: Player | None) -> Link | None:
-    return None if player is None else player.link
-
-
-@contextmanager
-def _one_thread() -> Generator[None]:
-    """Sums depend on how many threads share them, so it is always one."""
-    kept = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(kept)
-
-
-def run(resolved: Resolved, loaded: Loaded, write_report: Callable[[Path], Path]) -> int:
+def run(resolved: Resolved, loaded: Loaded, write_report: Callable[[Path], Path], *, gradients: bool = True) -> int:
     """Run `resolved` on the cluster `loaded` in virtual time; returns the exit code."""
-    return VirtualRun(resolved, loaded, write_report).run()
+    return VirtualRun(resolved, loaded, write_report).run(gradients=gradients)

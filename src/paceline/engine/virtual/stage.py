@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -20,6 +21,7 @@ from paceline.errors import DeadlineError
 _FRESH_SEED = 67280421310721
 """What torch seeds itself with in a new process."""
 _NUMPY_SEEDS = 2**32
+LOOK_S = 1.0
 
 
 class Scene:
@@ -89,13 +91,16 @@ class Actor:
 
 
 class Stage:
-    """`playing` is the actor whose turn it is. A turn of more than `patience_s` of real time is taken for a script that hangs."""
+    """`playing` is the actor whose turn it is. A turn of more than `patience_s` of real time is taken for a script that hangs.
 
-    def __init__(self, patience_s: float) -> None:
+    `is_over` is asked during long turns: whether nobody wants to know any more.
+    """
+
+    def __init__(self, patience_s: float, is_over: Callable[[], bool]) -> None:
         self.engines_turn = threading.Lock()
         self.engines_turn.acquire()
         self.playing: Actor | None = None
-        self._patience_s = patience_s
+        self._patience_s, self._is_over = patience_s, is_over
         self._house = House()
         self._scene: Scene = self._house
         self._house.enter()
@@ -105,10 +110,12 @@ class Stage:
         self._change_to(actor.scene)
         self.playing = actor
         actor.turn.release()
-        if not self.engines_turn.acquire(timeout=self._patience_s):
-            raise DeadlineError(
-                f"{actor.name} has run for {self._patience_s:g} s without a call into Paceline; a virtual worker that hangs cannot be ended"
-            )
+        waited_s = 0.0
+        while not self.engines_turn.acquire(timeout=LOOK_S):
+            waited_s += LOOK_S
+            if waited_s >= self._patience_s or self._is_over():
+                without = "a call into Paceline; a virtual worker that hangs cannot be ended"
+                raise DeadlineError(f"{actor.name} has run for {waited_s:g} s without {without}")
         self.playing = None
 
     def close(self) -> None:
