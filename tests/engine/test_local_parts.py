@@ -201,6 +201,9 @@ def test_the_last_lines_say_what_came_of_it() -> None:
         "ledger: 90 samples once, 10 skipped",
         "final: loss 0.25",
     ]
+    moved = {**summary, "paces": {"sync": 1200, "async": 1200}, "moves": 3, "final": {}}
+    assert result_lines(moved)[2] == "paces: sync 50 %, async 50 % of the samples, 3 changes; `paceline why` and the run directory tell why"
+    assert len(result_lines({**moved, "moves": 0})) == 2
     assert result_lines({"updates": 0}) == ["no update was made"]
 
 

@@ -9,6 +9,7 @@ from typing import Any, cast
 from paceline.errors import PacelineError
 
 _MOST_METRICS = 8
+_MOST_PACES = 6
 
 
 def ledger_text(ledger: Mapping[str, float]) -> str:
@@ -25,6 +26,20 @@ def ledger_text(ledger: Mapping[str, float]) -> str:
     return "every sample once" if ledger.get("once", 0) else "none, the loader's samples were not counted"
 
 
+def paces_text(paces: Mapping[str, float], moves: float) -> str:
+    """Which part of the samples each pace had, and where to ask why.
+
+    >>> paces_text({"sync": 512, "async": 1536}, 1)
+    'sync 25 %, async 75 % of the samples, 1 change; `paceline why` and the run directory tell why'
+    """
+    whole = sum(paces.values()) or 1.0
+    ordered = sorted(paces.items(), key=lambda one: -one[1]) if len(paces) > _MOST_PACES else list(paces.items())
+    shown = [f"{name} {100.0 * samples / whole:.3g} %" for name, samples in ordered[:_MOST_PACES]]
+    more = f" and {len(paces) - _MOST_PACES} more" if len(paces) > _MOST_PACES else ""
+    changes = f"{moves:,.0f} change{'s' if moves != 1 else ''}"
+    return f"{', '.join(shown)}{more} of the samples, {changes}; `paceline why` and the run directory tell why"
+
+
 def result_lines(summary: Mapping[str, object]) -> list[str]:
     """What `summary.json` says, for people."""
     updates, samples, wall_s = (_number(summary, key) for key in ("updates", "samples", "wall_s"))
@@ -34,6 +49,9 @@ def result_lines(summary: Mapping[str, object]) -> list[str]:
     lines = [f"{updates:,.0f} updates of {samples:,.0f} samples in {wall_s:,.1f} s{rate}, started in {_number(summary, 'start_s'):,.1f} s"]
     if isinstance(summary.get("ledger"), dict):
         lines.append(f"ledger: {ledger_text(cast('dict[str, float]', summary['ledger']))}")
+    paces, moves = cast("dict[str, float]", summary.get("paces") or {}), _number(summary, "moves")
+    if paces and moves:
+        lines.append(f"paces: {paces_text(paces, moves)}")
     final = cast("dict[str, Any]", summary.get("final") or {})
     shown = [f"{name} {value:.4g}" for name, value in final.items() if isinstance(value, int | float)]
     if shown:
