@@ -17,7 +17,7 @@ from paceline.tensors.window import PIECE_ELEMENTS, Piece
 
 SQUARES_KEPT = 0.95
 SQUARES_EPSILON = 1e-7
-"""The running mean of squares of DC-ASGD-a, as its authors' code has it."""
+"""DC-ASGD-a's running mean of squares: the published setting for CIFAR-10, and what its authors' code adds to it."""
 LENGTHS_RENEWED = 0.01
 """The mean length of an update looks back about 100 updates that moved the element."""
 
