@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from time import monotonic
 from typing import NamedTuple
 
 from paceline.messages import Address
 from paceline.transport.dial import Endpoint, dial
 from paceline.transport.handshake import Identity, Lane
-from paceline.transport.stream import Line
+from paceline.transport.stream import Line, shut
 from paceline.transport.tcp import TcpPort
 from paceline.transport.trust import Trust
 from paceline.transport.wire import FrameWriter, Kind
@@ -74,3 +75,50 @@ def is_closed(sock: socket.socket) -> bool:
 def frame(writer: FrameWriter, kind: Kind, payload: bytes, generation: int = 0) -> bytes:
     """A whole frame."""
     return writer.header(kind, generation, payload) + payload
+
+
+class Between:
+    """Somebody on the network: passes every connection on, keeps what the connecting side says, and may change it."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.said: list[bytearray] = []
+        self.tamper: Callable[[bytes], bytes] = bytes
+        self._behind = endpoint
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._sockets = [self._listener]
+        self._threads: list[threading.Thread] = []
+        self.endpoint = Endpoint("127.0.0.1", self._listener.getsockname()[1])
+        self._start(self._accept)
+
+    def _start(self, target: Callable[..., None], *args: object) -> None:
+        self._threads.append(threading.Thread(target=target, args=args, daemon=True))
+        self._threads[-1].start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                far = socket.create_connection(self._behind)
+                self._sockets += [near, far]
+                self.said.append(bytearray())
+                self._start(self._pass_on, near, far, self.said[-1])
+                self._start(self._pass_on, far, near, None)
+
+    def _pass_on(self, source: socket.socket, target: socket.socket, kept: bytearray | None) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                if kept is not None:
+                    kept += data
+                    data = self.tamper(data)
+                target.sendall(data)
+        shut(source)
+        shut(target)
+
+    def close(self) -> None:
+        """End every connection, and the threads."""
+        for sock in list(self._sockets):
+            shut(sock)
+        for thread in list(self._threads):
+            thread.join(5.0)
+        for sock in self._sockets:
+            sock.close()

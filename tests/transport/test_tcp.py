@@ -154,9 +154,9 @@ def test_a_piece_that_comes_twice_is_refused() -> None:
         until(server, lambda: WORKER in server.peers)
         arrival = server.expect(WORKER, 0, SPEC, memoryview(bytearray(SIZE)))
         writer = FrameWriter(up.seals[0])
-        for _ in range(2):
-            place = frame(writer, Kind.PLACE, pack_piece(Piece(0, 0, SPEC)))
-            up.sock.sendall(place + frame(writer, Kind.PIECE, bytes(PIECE_BYTES)))
+        place = pack_piece(Piece(0, 0, SPEC))
+        up.sock.sendall(frame(writer, Kind.PLACE, place) + frame(writer, Kind.PIECE, bytes(PIECE_BYTES)))
+        up.sock.sendall(frame(writer, Kind.PLACE, place) + writer.header(Kind.PIECE, 0, bytes(PIECE_BYTES)))
         with pytest.raises(PeerLostError, match="sent piece 0 of tensor 0 twice"):
             arrival.wait(5.0)
         control.sock.close()

@@ -58,7 +58,9 @@ def converse(caller: Talk, answerer: Talk, tamper: Tamper = lambda _, data: data
 
 
 def answerer(key: bytes = KEY, *, wire: Wire = Wire.MAC, nonce: bytes = b"n" * 32, refusal: Refusal = Refusal.NONE) -> Talk:
-    return accepts(lambda _: (refusal, THEM), wire=wire, key=key, nonce=nonce)
+    return accepts(
+        lambda _, wanted: (refusal, THEM) if wanted == COORDINATOR else (Refusal.ELSEWHERE, THEM), wire=wire, key=key, nonce=nonce
+    )
 
 
 def caller(key: bytes = KEY, *, wire: Wire = Wire.MAC, nonce: bytes = b"m" * 32, peer: Address = COORDINATOR, me: Identity = ME) -> Talk:
@@ -95,7 +97,7 @@ def test_who_answers_gives_no_proof_to_a_stranger() -> None:
     assert said[-1][1][-32:] == bytes(32)
 
 
-@pytest.mark.parametrize("refusal", [r for r in Refusal if r not in (Refusal.NONE, Refusal.KEY)])
+@pytest.mark.parametrize("refusal", [r for r in Refusal if r not in (Refusal.NONE, Refusal.KEY, Refusal.ELSEWHERE)])
 def test_a_refusal_is_proved_and_told_to_both(refusal: Refusal) -> None:
     talk = converse(caller(), answerer(refusal=refusal))
     assert isinstance(talk.ends["caller"], str)
@@ -111,7 +113,9 @@ def test_ends_that_protect_the_connection_differently_say_so() -> None:
 
 
 def test_another_peer_at_the_address_is_named() -> None:
-    assert converse(caller(peer=Address("server", 2)), answerer()).ends["caller"] == "coordinator answered there"
+    ends = converse(caller(peer=Address("server", 2)), answerer()).ends
+    assert ends["caller"] == "coordinator answered there"
+    assert ends["answerer"] == "worker 7 was turned away: it was looking for another peer"
 
 
 def test_a_coordinator_of_an_older_generation_is_refused_by_the_worker() -> None:
@@ -152,7 +156,7 @@ def test_every_bit_that_is_changed_on_the_way_ends_the_handshake(which: int, dat
     assert not any(isinstance(ends.get(name), Session) for name in (["caller"] if which == 3 else ["caller", "answerer"]))
 
 
-@given(st.sampled_from([caller, answerer]), st.binary(min_size=40, max_size=40), st.binary(min_size=56, max_size=56), st.booleans())
+@given(st.sampled_from([caller, answerer]), st.binary(min_size=40, max_size=40), st.binary(min_size=64, max_size=64), st.booleans())
 def test_noise_is_refused_by_both_ends_and_raises_nothing_else(
     end: Callable[[], Talk], opening: bytes, introduction: bytes, well_begun: bool
 ) -> None:

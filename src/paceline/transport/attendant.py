@@ -109,7 +109,9 @@ class Attendant(Thread):
             self._listen_to(fd, now_s)
         elif self._listener is not None and fd == self._listener.fileno():
             assert self.reception is not None
-            self.reception.accept(self._listener, now_s)
+            if not self.reception.accept(self._listener, now_s):
+                # asked again with the next heartbeat, not in a loop
+                self.epoll.modify(fd, 0)
         elif self.reception is not None and fd in self.reception:
             self.reception.advance(fd)
         elif fd == self._waker and events:
@@ -148,8 +150,9 @@ class Attendant(Thread):
                 peer.heard_s = now_s
             elif now_s - peer.heard_s > self._silence_s:
                 peer.lose(f"nothing was heard of it for {self._silence_s:g} s")
-        if self.reception is not None:
+        if self.reception is not None and self._listener is not None:
             self.reception.sweep(now_s)
+            self.epoll.modify(self._listener.fileno(), select.EPOLLIN)
 
     def _let_go(self, fd: int) -> None:
         peer, stream = self._pulses.pop(fd)
@@ -168,6 +171,8 @@ class Attendant(Thread):
 
     def abandon(self) -> None:
         """Close the descriptors of a forked child's copy."""
+        if self.reception is not None:
+            self.reception.abandon()
         if self._listener is not None:
             self._listener.close()
         os.close(self._waker)

@@ -28,7 +28,10 @@ _ROLES = ("coordinator", "worker", "server", "supervisor")
 _OPENING = struct.Struct(f"<4sBBH{NONCE_BYTES}s")
 # role, lane, number, refusal, id, incarnation, generation
 _IDENTITY = struct.Struct("<BBBBIQQ")
-INTRODUCTION_BYTES = _IDENTITY.size + PROOF_BYTES
+# role and id of the peer that is wanted
+_WANTED = struct.Struct("<B3xI")
+INTRODUCTION_BYTES = _IDENTITY.size + _WANTED.size + PROOF_BYTES
+VERDICT_BYTES = _IDENTITY.size + PROOF_BYTES
 
 
 class Lane(IntEnum):
@@ -54,6 +57,7 @@ class Refusal(IntEnum):
     USED = 6
     GENERATION = 7
     LANE = 8
+    ELSEWHERE = 9
 
 
 _WHY = {
@@ -65,6 +69,7 @@ _WHY = {
     Refusal.USED: "a peer with this name and incarnation was connected before",
     Refusal.GENERATION: "one of them belongs to an older generation of the job",
     Refusal.LANE: "this connection belongs to no peer that is connected",
+    Refusal.ELSEWHERE: "it was looking for another peer",
 }
 
 
@@ -89,8 +94,8 @@ class Session(NamedTuple):
 Need = tuple[bytes, int]
 """What to send now, and how many bytes to wait for then; 0 of them means that the talk goes on with nothing."""
 Talk = Generator[Need, bytes, Session]
-Admit = Callable[[Identity], tuple[Refusal, Identity]]
-"""Whether a peer that has proved itself is let in, and who it has reached."""
+Admit = Callable[[Identity, Address], tuple[Refusal, Identity]]
+"""Whether a peer that has proved itself, and says whom it wants, is let in; and who it has reached."""
 
 
 def why(refusal: int) -> str:
@@ -106,20 +111,21 @@ def connects(me: Identity, peer: Address, *, wire: Wire, key: bytes, nonce: byte
     refusal = _OPENING.unpack(challenge)[2]
     if refusal:
         raise ProtocolError(why(refusal))
-    transcript = hello + challenge + _pack(me, Refusal.NONE)
+    introduction = _pack(me, Refusal.NONE) + _WANTED.pack(_ROLES.index(peer.role), peer.id)
+    transcript = hello + challenge + introduction
     proof = _proof(key, b"connects", transcript)
-    verdict = yield _pack(me, Refusal.NONE) + proof, INTRODUCTION_BYTES
+    verdict = yield introduction + proof, VERDICT_BYTES
     body, their_proof = verdict[: _IDENTITY.size], verdict[_IDENTITY.size :]
     refusal = _IDENTITY.unpack(body)[3]
     if refusal == Refusal.KEY:
         raise ProtocolError(why(Refusal.KEY))
     if not hmac.compare_digest(_proof(key, b"accepts", transcript + proof + body), their_proof):
         raise ProtocolError("it does not hold the job's key, or the connection was tampered with")
+    reached = _unpack(body)
+    if refusal == Refusal.ELSEWHERE or reached.address != peer:
+        raise ProtocolError(f"{reached.address} answered there")
     if refusal:
         raise ProtocolError(why(refusal))
-    reached = _unpack(body)
-    if reached.address != peer:
-        raise ProtocolError(f"{reached.address} answered there")
     if reached.generation < me.generation:
         raise ProtocolError(why(Refusal.GENERATION))
     up, down = _keys(key, transcript + proof + body)
@@ -135,14 +141,14 @@ def accepts(admit: Admit, *, wire: Wire, key: bytes, nonce: bytes) -> Talk:
         yield challenge, 0
         raise ProtocolError(f"a stranger was turned away: {why(refusal)}")
     introduction = yield challenge, INTRODUCTION_BYTES
-    body, proof = introduction[: _IDENTITY.size], introduction[_IDENTITY.size :]
-    transcript = hello + challenge + body
+    said, proof = introduction[:-PROOF_BYTES], introduction[-PROOF_BYTES:]
+    transcript = hello + challenge + said
     if not hmac.compare_digest(_proof(key, b"connects", transcript), proof):
         # who does not prove the key gets no proof either
         yield _IDENTITY.pack(0, 0, 0, Refusal.KEY, 0, 0, 0) + bytes(PROOF_BYTES), 0
         raise ProtocolError(f"a stranger was turned away: {why(Refusal.KEY)}")
-    peer = _unpack(body)
-    refusal, me = admit(peer)
+    peer = _unpack(said[: _IDENTITY.size])
+    refusal, me = admit(peer, _unpack_wanted(said[_IDENTITY.size :]))
     answer = _pack(me, refusal)
     yield answer + _proof(key, b"accepts", transcript + proof + answer), 0
     if refusal:
@@ -178,6 +184,13 @@ def _unpack(body: bytes) -> Identity:
     if role >= len(_ROLES) or lane >= len(Lane) or number >= MAX_LANES:
         raise ProtocolError(f"a peer says that it is of role {role} with lane {lane}, number {number}")
     return Identity(Address(_ROLES[role], id_of_role), Lane(lane), number, incarnation, generation)
+
+
+def _unpack_wanted(wanted: bytes) -> Address:
+    role, id_of_role = _WANTED.unpack(wanted)
+    if role >= len(_ROLES):
+        raise ProtocolError(f"a peer looks for one of role {role}")
+    return Address(_ROLES[role], id_of_role)
 
 
 def _proof(key: bytes, purpose: bytes, transcript: bytes) -> bytes:

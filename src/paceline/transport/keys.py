@@ -78,9 +78,11 @@ def read_key_file(path: Path) -> JobKey:
         fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     except OSError as error:
         raise ConfigError(f"the key file {path} cannot be read: {error.strerror}") from error
-    with os.fdopen(fd, "rb") as file:
+    try:
         _check_private(path, os.fstat(fd))
-        text = file.read(MAX_FILE_BYTES).decode("ascii", errors="replace")
+        text = os.read(fd, MAX_FILE_BYTES).decode("ascii", errors="replace")
+    finally:
+        os.close(fd)
     certificates = _certificates(text)
     secret = _secret(text)
     if secret is None or len(certificates) != 2:

@@ -53,17 +53,18 @@ class Reception:
     def __contains__(self, fd: int) -> bool:
         return fd in self._pending
 
-    def accept(self, listener: socket.socket, now_s: float) -> None:
-        """Let those in who wait at the door, as strangers."""
+    def accept(self, listener: socket.socket, now_s: float) -> bool:
+        """Let those in who wait at the door, as strangers; false when the process has no descriptor left for anybody."""
         for _ in range(_ACCEPTS_PER_SWEEP):
             try:
                 sock, address = listener.accept()
-            except BlockingIOError:
-                return
+            except (BlockingIOError, ConnectionAbortedError):
+                return True
             except OSError:
-                # the caller has gone again, or there is no descriptor left: a pending one gives its own
+                if not self._pending:
+                    return False
                 self._drop_one("no descriptor was left")
-                return
+                return True
             if len(self._pending) >= MAX_PENDING:
                 self._drop_one(f"{MAX_PENDING} others were in their handshake")
             sock.setblocking(False)
@@ -71,6 +72,7 @@ class Reception:
             pending = Pending(self._trust.wrap(sock, server_side=True), str(address[0]), talk, now_s)
             self._pending[pending.sock.fileno()] = pending
             self._epoll.register(pending.sock.fileno(), select.EPOLLIN)
+        return True
 
     def advance(self, fd: int) -> None:
         """Go on with one handshake, as far as what came allows."""
@@ -134,3 +136,8 @@ class Reception:
         for pending in list(self._pending.values()):
             shut(pending.sock)
             self._drop(pending, "the port was closed")
+
+    def abandon(self) -> None:
+        """Close the descriptors of a forked child's copy."""
+        for pending in self._pending.values():
+            pending.sock.close()

@@ -28,10 +28,11 @@ class Register:
         """How this port introduces itself in a connection."""
         return Identity(self._me, lane, number, self._incarnation, self.generation)
 
-    def admit(self, who: Identity) -> tuple[Refusal, Identity]:
+    def admit(self, who: Identity, wanted: Address) -> tuple[Refusal, Identity]:
         """Whether a connection is let in, and who it has reached."""
         with self._lock:
-            return self._judge(who), self.identity(who.lane, who.number)
+            refusal = self._judge(who) if wanted == self._me else Refusal.ELSEWHERE
+            return refusal, self.identity(who.lane, who.number)
 
     def _judge(self, who: Identity) -> Refusal:
         there = self._there.get(who.address)

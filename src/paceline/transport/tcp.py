@@ -110,7 +110,11 @@ class TcpPort:
         return Endpoint(host, listener.getsockname()[1])
 
     def connect(self, peer: Address, endpoint: Endpoint, *, timeout_s: float = 10.0, lanes: int = 0) -> None:
-        """Connect to a port that listens, with so many lanes for tensors each way. Raises what `dial` raises."""
+        """Connect to a port that listens, with so many lanes for tensors each way. Raises what `dial` raises.
+
+        A life that was let in is used up, also when a later connection of it fails: after more than "refused", come again as
+        another incarnation.
+        """
         if not 0 <= lanes <= MAX_LANES:
             raise ValueError(f"a peer has 0 to {MAX_LANES} lanes for tensors each way, got {lanes}")
         if peer in self.peers:
