@@ -17,7 +17,7 @@ from paceline.logic.weighting import omega
 from paceline.pace import Late, Pace, parse_pace
 
 MOST_STEPS = 4_000
-MOST_ROUNDS, LEAST_ROUNDS = 100, 4
+MOST_ROUNDS, LEAST_ROUNDS = 64, 4
 """A simulation takes so many steps a worker, fewer for many workers, MOST_STEPS of all of them."""
 SETTLING = 0.25
 """Part of a simulation that is not counted: everybody begins at once."""
