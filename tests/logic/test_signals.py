@@ -132,13 +132,21 @@ def part(gauges: Gauges, version: int, *, gradient: float = 1.0, parameters: flo
 
 
 def test_an_update_is_measured_when_every_server_has_told_its_part():
-    gauges = in_sync(1)
-    part(gauges, 1, busy_s=0.01)
+    gauges = in_sync(2)
+    part(gauges, 2, busy_s=0.01)
     assert read(gauges).relative_change is None
-    part(gauges, 1, busy_s=0.03)
+    part(gauges, 2, busy_s=0.03)
     seen = read(gauges)
     assert seen.relative_change == pytest.approx(0.1)
     assert (seen.busy_s, seen.num_shards) == (pytest.approx(0.03), 2)
+
+
+def test_the_first_update_which_builds_the_optimizer_says_nothing_of_how_busy_a_server_is():
+    gauges = in_sync(2)
+    part(gauges, 1, busy_s=4.5, num_parts=1)
+    assert (read(gauges).busy_s, read(gauges).relative_change) == (0.0, pytest.approx(0.1))
+    part(gauges, 2, busy_s=0.01, num_parts=1)
+    assert read(gauges).busy_s == pytest.approx(0.01)
 
 
 def test_a_part_of_an_update_that_nobody_knows_is_passed_over():

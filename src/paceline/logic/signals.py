@@ -199,7 +199,9 @@ class Gauges:
             return
         del self._open[version]
         self._num_shards = num_parts
-        self._busy.add(one.busy_s)
+        if version > 1:
+            # the first update builds the optimizer, and seconds of that would be smoothed away for hundreds of updates
+            self._busy.add(one.busy_s)
         if one.parameters > 0.0 and isfinite(one.change / one.parameters):
             self._change.add(sqrt(one.change / one.parameters))
         if self._noise.add(one.members, one.gradient):
