@@ -132,10 +132,9 @@ def run(script: _Script = None, /, *args: _Args, options: Options = Options()) -
     """
     if script is None:
         raise ConfigError(f"run needs a script, as in {_USAGE}")
-    if not Path(script).is_file():
-        raise ConfigError(f"the script {script} {'is not a file' if Path(script).exists() else 'does not exist'}")
+    text = _text_of(script)
     resolved = _resolved(options, script, args)
-    for sentence in (*resolved.warnings(), *_misplaced(script, args)):
+    for sentence in (*resolved.warnings(), *_misplaced(args, script, text)):
         _say(sentence)
     from paceline.dash.report import write_report
     from paceline.engine.local.supervisor import Supervisor
@@ -158,12 +157,16 @@ def config_explain(script: _Script = None, /, *args: _Args, options: Options = O
     return ExitCode.OK
 
 
-def _misplaced(script: str, args: Sequence[str]) -> list[str]:
-    """A hint for each option of ours among the script's arguments, unless the script's text speaks of one itself."""
+def _text_of(script: str) -> str:
     try:
         text = Path(script).read_text(encoding="utf-8", errors="replace")
     except OSError as error:
-        raise ConfigError(f"the script {script} cannot be read: {error.strerror}") from None
+        states = {FileNotFoundError: "does not exist", IsADirectoryError: "is not a file"}
+        raise ConfigError(f"the script {script} {states.get(type(error), f'cannot be read: {error.strerror}')}") from None
+
+
+def _misplaced(args: Sequence[str], script: str, text: str) -> list[str]:
+    """A hint for each option of ours among the script's arguments, unless the script's text speaks of one itself."""
     given = dict.fromkeys(arg.partition("=")[0] for arg in args if arg.startswith("--"))
     ours = {f"--{name.replace('_', '-')}": name for name in FIELDS if name not in _OFTEN_THE_SCRIPTS}
     return [

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from launch import environment, run_command
 from watched import Watched
 
 Watch = Callable[..., Watched]
@@ -122,6 +125,19 @@ def test_a_directory_that_cannot_be_made_is_a_failed_write(watch: Watch, tmp_pat
     run = watch("print('never')", out=tmp_path / "file" / "run")
     assert run.process.wait(10) == 3
     assert "cannot be written: Not a directory" in run.printed()
+
+
+@pytest.mark.parametrize(("mode", "out"), [(0o555, "run"), (0o555, "."), (0o000, "run")])
+def test_a_directory_that_may_not_be_written_is_a_failed_write_for_who_is_not_root(tmp_path: Path, mode: int, out: str) -> None:
+    (tmp_path / "train.py").write_text("print('never')")
+    (tmp_path / "closed").mkdir(mode)
+    (tmp_path / "closed").chmod(mode)
+    as_anybody = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+    command = run_command(tmp_path / "train.py", out=tmp_path / "closed" / out)
+    done = subprocess.run([*as_anybody, *command], capture_output=True, text=True, timeout=40, env=environment(), check=False)
+    (tmp_path / "closed").chmod(0o755)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr == f"paceline: the run directory {tmp_path / 'closed' / out} cannot be written: Permission denied\n"
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143)])

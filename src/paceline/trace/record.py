@@ -238,8 +238,8 @@ def read_summary(run_dir: Path) -> dict[str, object]:
 
 
 def _check_run(run_dir: Path) -> None:
-    if not any((run_dir / name).is_file() for name in (EVENTS, METRICS, SUMMARY)):
-        state = "does not exist" if not run_dir.exists() else "holds none of " + ", ".join((EVENTS, METRICS, SUMMARY))
+    if not any(os.path.isfile(run_dir / name) for name in (EVENTS, METRICS, SUMMARY)):
+        state = "holds none of " + ", ".join((EVENTS, METRICS, SUMMARY)) if os.path.isdir(run_dir) else "does not exist"
         raise ConfigError(f"{run_dir} is not the directory of a run: it {state}")
 
 

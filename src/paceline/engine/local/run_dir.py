@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,7 +19,7 @@ def prepare_run_dir(run_dir: Path, resolved: Resolved) -> None:
 
     Raises ConfigError when it holds a run already and WriteError when it cannot be written.
     """
-    found = next((name for name in (RUN, EVENTS, METRICS, SUMMARY) if (run_dir / name).exists()), None)
+    found = next((name for name in (RUN, EVENTS, METRICS, SUMMARY) if os.path.exists(run_dir / name)), None)
     if found is not None:
         raise _taken(run_dir, found)
     try:
@@ -26,7 +27,7 @@ def prepare_run_dir(run_dir: Path, resolved: Resolved) -> None:
         with (run_dir / RUN).open("x", encoding="utf-8") as file:
             file.write(to_toml(resolved))
     except FileExistsError as error:
-        if (run_dir / RUN).exists():
+        if os.path.exists(run_dir / RUN):
             raise _taken(run_dir, RUN) from None
         raise WriteError(f"the run directory {run_dir} cannot be made: {error.strerror}") from error
     except OSError as error:
