@@ -287,6 +287,15 @@ def test_a_queue_is_emptied_while_its_owner_computes(trust: Trust) -> None:
         assert delivery.message == Failed(1, "large", "x" * 20_000_000)
 
 
+def test_one_who_leaves_messages_unread_for_long_is_not_lost_while_it_lives() -> None:
+    """The kernel's own timeout also counts a shut window; it must not be shorter than the patience with one."""
+    with pair(Trust(), silence_s=0.3) as (server, worker, _):
+        sent = Failed(1, "large", "x" * 20_000_000)
+        worker.send(SERVER, sent)
+        assert worker.receive(1.5) is None
+        assert server.receive(20.0) == Delivery(WORKER, sent)
+
+
 def test_an_attachment_is_a_copy_of_the_receivers_own(plain: Pair) -> None:
     server, worker, _ = plain
     data = pattern(3_500_000)

@@ -18,7 +18,7 @@ from paceline.transport.piece import Piece, Spec, check_spec
 MAX_UNDER_WAY = 1024
 
 
-class Sending:
+class Departure:
     """A tensor under way to a peer."""
 
     def __init__(self, departures: Departures, key: int, spec: Spec, data: memoryview) -> None:
@@ -26,14 +26,14 @@ class Sending:
         self.spec = spec
         self.data = data
         self.released_bytes = 0
-        self.num_left = 0
+        self.num_gone = 0
         self.is_taken = False
         self._departures = departures
 
     @property
     def has_piece(self) -> bool:
         """Whether the next piece may leave."""
-        return self.num_left < self.spec.num_pieces and self.spec.piece(self.num_left).stop <= self.released_bytes
+        return self.num_gone < self.spec.num_pieces and self.spec.piece(self.num_gone).stop <= self.released_bytes
 
     def release(self, released_bytes: int) -> None:
         """Let the first `released_bytes` leave; they change no more until `wait` has returned."""
@@ -50,12 +50,12 @@ class Departures:
     def __init__(self, peer: Address) -> None:
         self.peer = peer
         self._changed = Condition()
-        self._waiting: deque[Sending] = deque()
-        self._under_way: dict[int, Sending] = {}
+        self._waiting: deque[Departure] = deque()
+        self._under_way: dict[int, Departure] = {}
         self._wakers: list[int] = []
         self._lost = ""
 
-    def start(self, key: int, spec: Spec, data: memoryview) -> Sending:
+    def start(self, key: int, spec: Spec, data: memoryview) -> Departure:
         """Announce a tensor of which nothing is released yet. Raises PeerLostError when the peer is gone."""
         check_spec(spec)
         view = memoryview(data).cast("B")
@@ -66,50 +66,50 @@ class Departures:
                 raise PeerLostError(f"tensor {key} cannot be sent to {self.peer}: {self._lost}")
             if key in self._under_way or len(self._under_way) >= MAX_UNDER_WAY:
                 raise ValueError(f"tensor {key} is under way to {self.peer} already, or {MAX_UNDER_WAY} others are")
-            sending = self._under_way[key] = Sending(self, key, spec, view)
-            self._waiting.append(sending)
-        return sending
+            departure = self._under_way[key] = Departure(self, key, spec, view)
+            self._waiting.append(departure)
+        return departure
 
-    def release(self, sending: Sending, released_bytes: int) -> None:
-        """See `Sending.release`."""
+    def release(self, departure: Departure, released_bytes: int) -> None:
+        """See `Departure.release`."""
         with self._changed:
-            sending.released_bytes = max(sending.released_bytes, released_bytes)
-            if sending.has_piece:
+            departure.released_bytes = max(departure.released_bytes, released_bytes)
+            if departure.has_piece:
                 self._wake()
 
     def next_piece(self) -> tuple[Piece, memoryview] | None:
         """The next piece that may leave, and its bytes."""
         with self._changed:
-            for sending in self._waiting:
-                if sending.has_piece:
-                    number = sending.num_left
-                    sending.num_left += 1
-                    if sending.num_left == sending.spec.num_pieces:
-                        self._waiting.remove(sending)
-                    return Piece(sending.key, number, sending.spec), sending.data[sending.spec.piece(number)]
+            for departure in self._waiting:
+                if departure.has_piece:
+                    number = departure.num_gone
+                    departure.num_gone += 1
+                    if departure.num_gone == departure.spec.num_pieces:
+                        self._waiting.remove(departure)
+                    return Piece(departure.key, number, departure.spec), departure.data[departure.spec.piece(number)]
         return None
 
     def taken(self, key: int) -> None:
         """The peer has all of a tensor. Raises ProtocolError when it cannot have."""
         with self._changed:
-            sending = self._under_way.get(key)
-            if sending is None or sending.num_left < sending.spec.num_pieces:
+            departure = self._under_way.get(key)
+            if departure is None or departure.num_gone < departure.spec.num_pieces:
                 raise ProtocolError(f"it thanked for tensor {key}, which it was not sent whole")
             del self._under_way[key]
-            sending.is_taken = True
+            departure.is_taken = True
             self._changed.notify_all()
 
-    def wait(self, sending: Sending, timeout_s: float) -> None:
-        """See `Sending.wait`."""
+    def wait(self, departure: Departure, timeout_s: float) -> None:
+        """See `Departure.wait`."""
         deadline_s = monotonic() + timeout_s
         with self._changed:
-            while not sending.is_taken:
+            while not departure.is_taken:
                 if self._lost:
-                    raise PeerLostError(f"tensor {sending.key} did not reach {self.peer}: {self._lost}")
+                    raise PeerLostError(f"tensor {departure.key} did not reach {self.peer}: {self._lost}")
                 left_s = deadline_s - monotonic()
                 if left_s <= 0.0:
-                    left = f"{sending.num_left} of {sending.spec.num_pieces} pieces"
-                    raise DeadlineError(f"{self.peer} did not have tensor {sending.key} after {timeout_s:g} s ({left} had left)")
+                    left = f"{departure.num_gone} of {departure.spec.num_pieces} pieces"
+                    raise DeadlineError(f"{self.peer} did not have tensor {departure.key} after {timeout_s:g} s ({left} had left)")
                 self._changed.wait(left_s)
 
     def fail(self, reason: str) -> None:

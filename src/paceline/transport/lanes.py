@@ -15,8 +15,8 @@ from collections.abc import Callable
 from threading import Thread
 
 from paceline.errors import ProtocolError
+from paceline.transport.arrivals import Arrivals
 from paceline.transport.departures import Departures
-from paceline.transport.incoming import Incoming
 from paceline.transport.piece import Piece, pack_piece, unpack_piece
 from paceline.transport.stream import WOULD_BLOCK, Line, bound
 from paceline.transport.wire import HEADER_BYTES, MOST_BYTES, Frame, FrameReader, FrameWriter, Kind
@@ -149,9 +149,9 @@ class ReceivingLane(Lane):
 
     kinds = (Kind.PLACE, Kind.PIECE)
 
-    def __init__(self, line: Line, incoming: Incoming, *, generation: Callable[[], int], stall_s: float, ended: Ended) -> None:
+    def __init__(self, line: Line, arrivals: Arrivals, *, generation: Callable[[], int], stall_s: float, ended: Ended) -> None:
         super().__init__(line, generation=generation, stall_s=stall_s, ended=ended)
-        self._incoming = incoming
+        self._arrivals = arrivals
         self._head = bytearray(HEADER_BYTES + MOST_BYTES[Kind.PLACE])
 
     def move(self) -> None:
@@ -171,18 +171,18 @@ class ReceivingLane(Lane):
 
     def _place(self, piece: Piece, frame: Frame) -> None:
         """Receive the bytes of a piece into their place, and thank for the tensor when it is whole."""
-        arrival, whole = self._incoming.begin(piece), False
+        arrival, whole = self._arrivals.begin(piece), False
         try:
             data = arrival.place[piece.spec.piece(piece.number)]
             self._read(data, begun=True)
             self._reader.check(frame, data)
             whole = True
         finally:
-            complete = self._incoming.end(arrival, whole=whole)
+            complete = self._arrivals.end(arrival, whole=whole)
         if complete:
             key = _KEY.pack(piece.key)
             self._write(self._writer.header(Kind.TAKEN, self.generation(), key) + key, memoryview(b""))
-            self._incoming.finish(arrival)
+            self._arrivals.finish(arrival)
 
     def _expect(self, kind: Kind, head: memoryview, length: int) -> Frame:
         frame = self._reader.header(head)

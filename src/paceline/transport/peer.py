@@ -12,9 +12,9 @@ from functools import partial
 from threading import Lock
 
 from paceline.messages import Address
+from paceline.transport.arrivals import Arrivals
 from paceline.transport.departures import Departures
 from paceline.transport.handshake import Identity, Lane
-from paceline.transport.incoming import Incoming
 from paceline.transport.lanes import ENDED, ReceivingLane, SendingLane
 from paceline.transport.lanes import Lane as LaneThread
 from paceline.transport.stream import Line, shut
@@ -33,13 +33,13 @@ class Peer:
         self.heard_s = now_s
         self.progress = -1
         self.progressed_s = now_s
-        self.incoming = Incoming(identity.address, self.lose)
+        self.arrivals = Arrivals(identity.address, self.lose)
         self.departures = Departures(identity.address)
         self._lock = Lock()
         self._reserved: set[tuple[Lane, int]] = {(Lane.CONTROL, 0)}
         self._sockets: list[socket.socket] = []
         self._threads: list[LaneThread] = []
-        self._num_open: dict[Incoming | Departures, int] = {self.incoming: 0, self.departures: 0}
+        self._num_open: dict[Arrivals | Departures, int] = {self.arrivals: 0, self.departures: 0}
 
     # --- connections ----------------------------------------------------------------------------------------
 
@@ -69,13 +69,13 @@ class Peer:
     def carry(self, line: Line, *, outward: bool, generation: Callable[[], int], stall_s: float) -> None:
         """Start the thread of a lane for tensors."""
         self.add(line.sock)
-        way = self.departures if outward else self.incoming
+        way = self.departures if outward else self.arrivals
         ended = partial(self._lane_ended, way)
         thread: LaneThread
         if outward:
             thread = SendingLane(line, self.departures, generation=generation, stall_s=stall_s, ended=ended)
         else:
-            thread = ReceivingLane(line, self.incoming, generation=generation, stall_s=stall_s, ended=ended)
+            thread = ReceivingLane(line, self.arrivals, generation=generation, stall_s=stall_s, ended=ended)
         with self._lock:
             self._threads.append(thread)
             self._num_open[way] += 1
@@ -89,7 +89,7 @@ class Peer:
         if progress != self.progress:
             self.progress, self.progressed_s = progress, now_s
 
-    def _lane_ended(self, way: Incoming | Departures, sock: socket.socket, reason: str) -> None:
+    def _lane_ended(self, way: Arrivals | Departures, sock: socket.socket, reason: str) -> None:
         """A lane for tensors is over. An orderly end is still to be read in the control lane, but who waits for a tensor hears it now."""
         self.close(sock)
         if reason != ENDED:
@@ -107,7 +107,7 @@ class Peer:
             self.reason = self.reason or reason
             for sock in self._sockets:
                 shut(sock)
-        self.incoming.fail(self.reason)
+        self.arrivals.fail(self.reason)
         self.departures.fail(self.reason)
 
     def settle(self) -> None:

@@ -32,12 +32,12 @@ _RDHUP = getattr(select, "POLLRDHUP", 0x2000)
 WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
-def tune(sock: socket.socket, *, silence_s: float) -> None:
-    """Send small frames at once, and give a connection up whose bytes nobody has acknowledged for `silence_s`."""
+def tune(sock: socket.socket, *, timeout_s: float) -> None:
+    """Send small frames at once; give a connection up whose bytes are not acknowledged, or find no room, for `timeout_s`."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(silence_s * 1000))
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(timeout_s * 1000))
 
 
 def bound(sock: socket.socket, *, stall_s: float) -> None:

@@ -15,11 +15,11 @@ from time import monotonic
 from paceline.errors import ConfigError, PeerLostError
 from paceline.messages import Address, Message
 from paceline.ports import Delivery
+from paceline.transport.arrivals import Arrival
 from paceline.transport.attendant import Attendant
-from paceline.transport.departures import Sending
+from paceline.transport.departures import Departure
 from paceline.transport.dial import Endpoint, dial
 from paceline.transport.handshake import MAX_LANES, Lane
-from paceline.transport.incoming import Arrival
 from paceline.transport.peer import Peer
 from paceline.transport.piece import Spec
 from paceline.transport.reception import Reception
@@ -33,7 +33,7 @@ SILENCE_S = 10.0
 
 
 class TcpPort:
-    """A `ports.Port` over TCP. Its methods are for one thread, those of arrivals and sendings for any.
+    """A `ports.Port` over TCP. Its methods are for one thread, those of arrivals and departures for any.
 
     `incarnation` tells the lives of one address apart: each may connect once. `silence_s` without a heartbeat, or
     `stall_s` without progress of something that has begun, lose a peer. In a forked child every descriptor is closed.
@@ -141,7 +141,8 @@ class TcpPort:
             self._attendant.start()
 
     def _put_to_use(self, peer: Peer, lane: Lane, line: Line, *, outward: bool) -> None:
-        tune(line.sock, silence_s=self._silence_s)
+        # a peer that computes may leave its window shut for long; whether it lives, its heartbeats tell
+        tune(line.sock, timeout_s=self._silence_s if lane is Lane.PULSE else self._stall_s)
         if lane is Lane.CONTROL:
             peer.add(line.sock)
             self._attendant.watch(peer)
@@ -175,13 +176,13 @@ class TcpPort:
 
     def expect(self, peer: Address, key: int, spec: Spec, place: memoryview) -> Arrival:
         """Name the place where tensor `key` of a peer is to land."""
-        return self._peer(peer).incoming.expect(key, spec, place)
+        return self._peer(peer).arrivals.expect(key, spec, place)
 
-    def start(self, to: Address, key: int, spec: Spec, data: memoryview, *, released_bytes: int | None = None) -> Sending:
+    def start(self, to: Address, key: int, spec: Spec, data: memoryview, *, released_bytes: int | None = None) -> Departure:
         """Send a tensor that `to` expects as `key`: all of it, or what is released now and later."""
-        sending = self._peer(to).departures.start(key, spec, data)
-        sending.release(spec.size_bytes if released_bytes is None else released_bytes)
-        return sending
+        departure = self._peer(to).departures.start(key, spec, data)
+        departure.release(spec.size_bytes if released_bytes is None else released_bytes)
+        return departure
 
     # --- ends -----------------------------------------------------------------------------------------------------
 

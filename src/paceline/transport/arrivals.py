@@ -22,7 +22,7 @@ class Arrival:
     Its place belongs to the transport until then, or until it is given up with `withdraw`.
     """
 
-    def __init__(self, incoming: Incoming, key: int, spec: Spec, place: memoryview) -> None:
+    def __init__(self, arrivals: Arrivals, key: int, spec: Spec, place: memoryview) -> None:
         self.key = key
         self.spec = spec
         self.place = place
@@ -30,18 +30,18 @@ class Arrival:
         self.num_whole = 0
         self.num_writing = 0
         self.is_complete = False
-        self._incoming = incoming
+        self._arrivals = arrivals
 
     def wait(self, timeout_s: float) -> None:
         """Return when it is complete. Raises PeerLostError when its sender is gone, DeadlineError after `timeout_s`."""
-        self._incoming.wait(self, timeout_s)
+        self._arrivals.wait(self, timeout_s)
 
     def withdraw(self) -> None:
         """Expect it no longer; once this returns, nothing is written into its place."""
-        self._incoming.withdraw(self)
+        self._arrivals.withdraw(self)
 
 
-class Incoming:
+class Arrivals:
     """All that is expected of one peer."""
 
     def __init__(self, peer: Address, give_up: Callable[[str], None]) -> None:
