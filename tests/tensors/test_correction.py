@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn, optim
 
+from corrected import Plain
 from paceline.messages import Member
 from paceline.pace import parse_pace
 from paceline.roles.folds import Norm
@@ -36,74 +37,9 @@ class Quadratic(nn.Module):
         return [a * a * w + 0.3 * torch.randn(w.shape, generator=generator) for a, w in zip(self.a, values, strict=True)]
 
 
-class Plain:
-    """The papers' algorithms at a server in plain torch: one copy of the model for every worker."""
-
-    def __init__(self, correction: str, optimizer: str) -> None:
-        self.model = Quadratic()
-        self.optimizer = OPTIMIZERS[optimizer](self.model.parameters())
-        self.rule, _, strength = correction.partition(":")
-        self.strength = float(strength or 0)
-        self.feels_length = optimizer != "adam"
-        self.backup = {worker: self.values() for worker in range(NUM_WORKERS)}
-        self.squares = {worker: [torch.zeros_like(one) for one in self.values()] for worker in range(NUM_WORKERS)}
-        self.lengths = [torch.zeros_like(one) for one in self.values()]
-
-    def values(self) -> list[Tensor]:
-        return [parameter.detach().clone() for parameter in self.model.parameters()]
-
-    def pull(self, worker: int) -> None:
-        self.backup[worker] = self.values()
-
-    def corrected(self, worker: int, gradients: list[Tensor]) -> list[Tensor]:
-        before, out = self.values(), []
-        for index, (g, now, then) in enumerate(zip(gradients, before, self.backup[worker], strict=True)):
-            d = now - then
-            if self.rule == "dc":
-                out.append(g + self.strength * g * g * d)
-            elif self.rule == "dca":
-                squares = self.squares[worker][index]
-                squares.copy_(0.95 * squares + 0.05 * g * g)
-                out.append(g + self.strength / torch.sqrt(squares + 1e-7) * g * g * d)
-            elif self.rule == "gap" and self.feels_length:
-                out.append(g / self.penalty(d, index))
-            else:
-                out.append(g)
-        return out
-
-    def penalty(self, d: Tensor, index: int) -> Tensor:
-        c = self.lengths[index]
-        return torch.where(c > 0, 1 + d.abs() / (self.strength * c), torch.ones_like(d))
-
-    def update(self, workers: list[int], gradients: list[list[Tensor]]) -> None:
-        """One fold, all members of equal weight."""
-        before = self.values()
-        parts = [self.corrected(worker, one) for worker, one in zip(workers, gradients, strict=True)]
-        factor = self.bound(workers)
-        for index, parameter in enumerate(self.model.parameters()):
-            parameter.grad = sum(part[index] for part in parts) / len(parts) * (factor if self.feels_length else 1.0)
-        group = self.optimizer.param_groups[0]
-        rate, group["lr"] = group["lr"], group["lr"] * (1.0 if self.feels_length else factor)
-        self.optimizer.step()
-        group["lr"] = rate
-        for index, (parameter, then) in enumerate(zip(self.model.parameters(), before, strict=True)):
-            now = parameter.detach()
-            if self.rule == "gap" and not self.feels_length:
-                shares = [1 / self.penalty(then - self.backup[worker][index], index) for worker in workers]
-                now.copy_(then + (now - then) * sum(shares) / len(shares))
-            length, mean = (now - then).abs(), self.lengths[index]
-            renewed = torch.where(mean == 0, length, 0.99 * mean + 0.01 * length)
-            mean.copy_(torch.where(length == 0, mean, renewed))
-
-    def bound(self, workers: list[int]) -> float:
-        if self.rule != "bound":
-            return 1.0
-        moved = [
-            sum(float((now - then).square().sum()) for now, then in zip(self.values(), self.backup[worker], strict=True))
-            for worker in workers
-        ]
-        mean = sum(moved) / len(moved)
-        return min(1.0, self.strength / mean) if mean else 1.0
+def plain_of(correction: str, optimizer: str) -> Plain:
+    model = Quadratic()
+    return Plain(correction, model, OPTIMIZERS[optimizer](model.parameters()), NUM_WORKERS)
 
 
 class Ours:
@@ -179,7 +115,7 @@ CORRECTIONS = ("dc:0.5", "dca:2", "gap:1", "gap:0.5", "bound:0.02")
 @pytest.mark.parametrize("correction", CORRECTIONS)
 @pytest.mark.parametrize(("members", "gather"), [(1, False), (1, True), (2, False), (2, True)])
 def test_twenty_updates_are_those_of_plain_torch_with_a_copy_for_each_worker(correction, optimizer, members, gather):
-    plain, ours, uncorrected = Plain(correction, optimizer), Ours(correction, optimizer, gather=gather), Ours("none", optimizer)
+    plain, ours, uncorrected = plain_of(correction, optimizer), Ours(correction, optimizer, gather=gather), Ours("none", optimizer)
     train([plain, ours, uncorrected], num_updates=20, members=members)
     assert distance(ours, plain) < 1e-5
     assert distance(uncorrected, plain) > 1e-3
@@ -268,7 +204,7 @@ def test_gap_aware_does_not_punish_what_seldom_moves():
 
 def test_another_correction_forgets_what_the_last_one_remembered():
     ours, fresh = Ours("dca:2", "sgd"), Ours("dca:2", "sgd")
-    plain = Plain("dca:2", "sgd")
+    plain = plain_of("dca:2", "sgd")
     train([plain, ours, fresh], num_updates=6)
     for correction in ("none", "dca:2"):
         for shard in ours.job.shards:
@@ -280,14 +216,14 @@ def test_another_correction_forgets_what_the_last_one_remembered():
 
 def test_what_a_worker_that_is_gone_is_remembered_by_is_let_go():
     side = Ours("dca:2", "sgd")
-    train([Plain("dca:2", "sgd"), side], num_updates=6)
+    train([plain_of("dca:2", "sgd"), side], num_updates=6)
     for shard in side.job.shards:
         shard.detach(1, 0)
         assert {owner[0] for owner in shard._stale._rule.memory._numbers} == {0, 2}
 
 
 def test_a_clipped_norm_is_that_of_the_corrected_gradient():
-    side, plain = Ours("dc:0.5", "sgd"), Plain("dc:0.5", "sgd")
+    side, plain = Ours("dc:0.5", "sgd"), plain_of("dc:0.5", "sgd")
     for step in range(3):
         for one in (side, plain):
             one.update([1], [plain.model.gradients(plain.values() if one is plain else side.values(), step)])
