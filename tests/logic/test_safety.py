@@ -64,7 +64,7 @@ def test_without_a_plan_a_dwell_is_counted_in_updates(updates, staleness, over):
 def test_a_policy_moves_once_per_dwell_and_says_how_far_it_is():
     assert may_move(signals(), []).ok
     held = may_move(signals(share=0.25, updates_left=1e6), [move(0.2)])
-    assert (held.ok, held.reason) == (False, "the move to async was 5.0% of the work ago, its dwell is 12.0%")
+    assert (held.ok, held.reason) == (False, "the move to async was 5 % of the work ago, its dwell is 12 %")
     assert may_move(signals(share=0.33, updates_left=1e6), [move(0.2)]).ok
     assert not may_move(signals(share=0.33, updates_left=1e6), [move(0.2), move(0.3, kind="restore")]).ok
     held = may_move(signals(share=None, updates_left=None, version=103), [move(None)])

@@ -13,7 +13,7 @@ import msgspec
 
 from paceline.logic.gate import YES, Verdict
 from paceline.logic.policies.policy import Move
-from paceline.logic.sentence import Sentence
+from paceline.logic.sentence import Sentence, written
 from paceline.logic.signals import Signals
 from paceline.pace import Late, Pace
 
@@ -91,8 +91,9 @@ def may_move(signals: Signals, history: Sequence[Move]) -> Verdict:
     dwell = dwell_share(signals, last)
     if dwell is None or signals.share is None or last.share is None:
         done, needed = signals.version - last.version, max(LEAST_UPDATES, dwell_updates(signals))
-        return Verdict(False, f"the move to {last.after} was {done} updates ago, its dwell is {needed:.0f}")
-    return Verdict(False, f"the move to {last.after} was {signals.share - last.share:.1%} of the work ago, its dwell is {dwell:.1%}")
+        return Verdict(False, f"the move to {last.after} was {written(done)} updates ago, its dwell is {written(needed)}")
+    done, needed = (f"{written(100.0 * part)} %" for part in (signals.share - last.share, dwell))
+    return Verdict(False, f"the move to {last.after} was {done} of the work ago, its dwell is {needed}")
 
 
 def judge(signals: Signals, move: Move) -> Judgement:
