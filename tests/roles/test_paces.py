@@ -243,6 +243,15 @@ def test_what_is_pending_is_folded_under_the_old_pace_before_the_new_one():
     assert desk.push(1) == "update 1; go 1"
 
 
+def test_the_summary_tells_the_samples_of_each_pace():
+    desk = Desk("kasync:3", 4, samples=8)
+    desk.push(0)
+    desk.push(2)
+    desk.set_pace("async")
+    desk.push(1)
+    assert desk.coordinator.summary()["paces"] == {"kasync:3": 16, "async": 8}
+
+
 def test_a_change_waits_while_workers_compute_on_the_shards_own_memory():
     desk = Desk("sync", 3)
     desk.push(0)

@@ -33,6 +33,7 @@ class Accounts:
         self.ledgers = Ledgers()
         self.tallies: dict[int, Tally] = {}
         self.stalenesses: dict[int, int] = {}
+        self.paces: dict[str, int] = {}
         self.lost: list[int] = []
         self.first_s: float | None = None
         self.last_s: float | None = None
@@ -74,9 +75,10 @@ class Accounts:
         self.refused += 1
         self.of(worker).refused += 1
 
-    def folded(self, num_samples: int, stalenesses: list[int], now_s: float) -> None:
-        """An update was made of so many samples, its members so stale."""
+    def folded(self, num_samples: int, stalenesses: list[int], now_s: float, *, pace: str) -> None:
+        """An update was made of so many samples, its members so stale, under `pace`."""
         self.samples += num_samples
+        self.paces[pace] = self.paces.get(pace, 0) + num_samples
         self.last_s = now_s
         counts = self.stalenesses
         for tau in stalenesses:
@@ -130,6 +132,7 @@ class Accounts:
             "uncounted": self.uncounted,
             "refused": self.refused,
             "moves": self.moves,
+            "paces": self.paces,
             "lost": self.lost,
         }
 

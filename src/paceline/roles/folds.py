@@ -125,7 +125,7 @@ class Folds:
                 # in distinct paces one who waits is asked again now, and recounted then
                 leases.recount(owner)
             members.append({"worker": one.worker, "step": one.step, "staleness": tau, "weight": member.weight})
-        job.accounts.folded(weighed.num_samples, weighed.stalenesses, job.now_s)
+        job.accounts.folded(weighed.num_samples, weighed.stalenesses, job.now_s, pace=job.pace.name)
         self.epochs.folded_more(weighed.num_samples, weighed.pending[0].samples)
         job.note("update", version=job.version, samples=job.accounts.samples, pace=job.pace.name, members=members)
 
