@@ -107,6 +107,8 @@ app = App(
 )
 _config_app = App(name="config", help="Look at settings.")
 app.command(_config_app)
+_keys_app = App(name="keys", help="Make the key that the hosts of a job share.")
+app.command(_keys_app)
 
 
 def _resolved(options: Options, script: str, args: Sequence[str]) -> Resolved:
@@ -194,6 +196,21 @@ def why(run_dir: _RunDir = None, /, *, at: _At = None) -> int:
         except ConfigError as error:
             raise ConfigError(f"--at: {error}") from None
         tell_decision(console, decision_at(Path(run_dir), samples))
+    return ExitCode.OK
+
+
+@_keys_app.command(name="new", usage="Usage: paceline keys new FILE [--days N]")
+def keys_new(
+    file: Annotated[Path, Parameter(help="Where to write it; no file is written over.")],
+    /,
+    *,
+    days: Annotated[int, Parameter(help="How long the key is good for.")] = 365,
+) -> int:
+    """Write a new key file, for all hosts of a job. Whoever has it is a member, so only its owner may read it."""
+    from paceline.transport.keys import write_key_file
+
+    write_key_file(file, days=days)
+    sys.stdout.write(f"{file} is the job's key for {days} days: copy it to every host and name it there in PACELINE_KEY_FILE\n")
     return ExitCode.OK
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
+from paceline.cli import main
 from paceline.errors import ConfigError, PacelineError, PeerLostError, ProtocolError
 from paceline.messages import COORDINATOR, Begin, Failed, Params, encode
 from paceline.ports import Delivery
@@ -638,3 +639,13 @@ def test_a_refusal_on_either_side_does_not_quote_the_key(unmet: Pair, old_key_fi
 def test_every_error_of_the_wire_is_one_of_ours() -> None:
     assert issubclass(ProtocolError, PacelineError)
     assert issubclass(PeerLostError, PacelineError)
+
+
+def test_the_command_makes_a_key_and_does_not_show_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "job.key"
+    assert main(["keys", "new", str(path), "--days", "7"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.startswith(f"{path} is the job's key for 7 days: copy it to every host")
+    assert base64.b64encode(read_key_file(path).secret).decode() not in shown.out + shown.err
+    assert main(["keys", "new", str(path)]) == 2
+    assert capsys.readouterr().err == f"paceline: {path} exists already; a key is never written over, because a job may be using it\n"
