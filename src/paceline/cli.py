@@ -30,7 +30,8 @@ _Script = Annotated[str | None, Parameter(help="The Python file that each worker
 _Args = Annotated[str, Parameter(help="The script's own arguments, passed on untouched.", show_default=False)]
 _RunDir = Annotated[str | None, Parameter(help="The directory of the run.", show_default=False)]
 _At = Annotated[
-    str | None, Parameter(name="--at", help="The decision in force at so many samples, with all its inputs.", show_default=False)
+    str | None,
+    Parameter(name="--at", metavar="SAMPLES", help="Show the decision in force at so many samples, whole.", show_default=False),
 ]
 _USAGE = "paceline run [OPTIONS] SCRIPT [ARGS...]"
 _FLAGS = ("--help", "-h", "--version")
@@ -161,7 +162,7 @@ def config_explain(script: _Script = None, /, *args: _Args, options: Options = O
 
 def _text_of(script: str) -> str:
     try:
-        text = Path(script).read_text(encoding="utf-8", errors="replace")
+        return Path(script).read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         states = {FileNotFoundError: "does not exist", IsADirectoryError: "is not a file"}
         raise ConfigError(f"the script {script} {states.get(type(error), f'cannot be read: {error.strerror}')}") from None
@@ -178,7 +179,7 @@ def _misplaced(args: Sequence[str], script: str, text: str) -> list[str]:
     ]
 
 
-@app.command
+@app.command(usage="Usage: paceline why [OPTIONS] RUN")
 def why(run_dir: _RunDir = None, /, *, at: _At = None) -> int:
     """Tell why a run moved its pace: each move with the numbers that led to it, and what was held back."""
     if run_dir is None:
@@ -210,7 +211,9 @@ def keys_new(
     from paceline.transport.keys import write_key_file
 
     write_key_file(file, days=days)
-    sys.stdout.write(f"{file} is the job's key for {days} days: copy it to every host and name it there in PACELINE_KEY_FILE\n")
+    sys.stdout.write(
+        f"{file} is the job's key for {days} days: copy it to every host and name it there in PACELINE_KEY_FILE\n"
+    )
     return ExitCode.OK
 
 

@@ -193,3 +193,9 @@ def test_several_questions_are_answered_in_order(asking: Callable[[str], Asking]
     for number in (1, 2, 3):
         policy.advisor.ask(Consult(number, SIGNALS, ()), monotonic())
     assert [policy.hear().number for _ in range(3)] == [1, 2, 3]
+
+
+def test_a_policy_may_import_what_lies_beside_it(asking: Callable[[str], Asking], tmp_path: Path) -> None:
+    policy = asking("import beside\ndef choose(signals, history):\n    return beside.PACE, __name__\n")
+    policy.file.with_name("beside.py").write_text("PACE = 'ssp:3'\n")
+    assert policy.ask(1) == Answer(1, parse_pace("ssp:3"), "mine")
