@@ -211,9 +211,7 @@ def keys_new(
     from paceline.transport.keys import write_key_file
 
     write_key_file(file, days=days)
-    sys.stdout.write(
-        f"{file} is the job's key for {days} days: copy it to every host and name it there in PACELINE_KEY_FILE\n"
-    )
+    sys.stdout.write(f"{file} is the job's key for {days} days: copy it to every host and name it there in PACELINE_KEY_FILE\n")
     return ExitCode.OK
 
 
