@@ -61,6 +61,16 @@ class Luggage(Protocol):
         ...
 
 
+class Push:
+    """A gradient on its way: how many shards lack it, and when the worker knows that all of the others have it."""
+
+    __slots__ = ("known_s", "member", "num_left", "ready")
+
+    def __init__(self, member: Member, ready: Ready, num_left: int) -> None:
+        self.member, self.ready, self.num_left = member, ready, num_left
+        self.known_s = 0.0
+
+
 class Job:
     """Coordinator and servers of one job; `end` is there when it is over. Without `luggage` nothing has attachments."""
 
@@ -148,14 +158,30 @@ class Job:
     def _push(self, member: Member, ready: Ready) -> None:
         """Carry the gradient to every server; each says that it has it, then the coordinator is told."""
         num_shards = len(self._shard_bytes)
-        left = [num_shards]
-        for way, size in zip(member.ways.to_servers, self._shard_bytes, strict=False):
-            self.network.carry(way, size, num_shards, self._pushed, member, ready, left)
+        push = Push(member, ready, num_shards)
+        now_s, ways = self.timeline.now_s, member.ways
+        for way, back, size in zip(ways.to_servers, ways.from_servers, self._shard_bytes, strict=False):
+            own_s, there_and_back_s = size * num_shards * way.own_s, way.latency_s + back.latency_s
+            if way.link is None:
+                push.known_s = max(push.known_s, now_s + own_s + there_and_back_s)
+                push.num_left -= 1
+            else:
+                way.link.carry(size, self._pushed, push, now_s + own_s, there_and_back_s)
+        if not push.num_left:
+            self._tell_of(push)
 
-    def _pushed(self, member: Member, ready: Ready, left: list[int]) -> None:
-        left[0] -= 1
-        if not left[0] and member.alive:
-            self.timeline.after(member.answer_s + member.ways.coordinator_s, self._from_worker, member, ready, ())
+    def _pushed(self, push: Push, not_before_s: float, there_and_back_s: float) -> None:
+        push.known_s = max(push.known_s, max(not_before_s, self.timeline.now_s) + there_and_back_s)
+        push.num_left -= 1
+        if not push.num_left:
+            self._tell_of(push)
+
+    def _tell_of(self, push: Push) -> None:
+        self.timeline.at(push.known_s, self._ready, push.member, push.ready)
+
+    def _ready(self, member: Member, ready: Ready) -> None:
+        if member.alive:
+            self.timeline.after(member.ways.coordinator_s, self._from_worker, member, ready, ())
 
     def _from_worker(self, member: Member, message: Message, attachments: tuple[int, ...]) -> None:
         self._known[-1][member.id] = member

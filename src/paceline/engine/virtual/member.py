@@ -23,7 +23,6 @@ class Member(ABC):
         self.job, self.id, self.incarnation = job, worker, incarnation
         self.address = Address("worker", worker)
         self.ways: Ways = job.network.ways_of(worker)
-        self.answer_s = max(way.latency_s for way in self.ways.from_servers)
         self.bases = [0] * len(job.servers)
         self.num_steps = 0
         self.alive = True

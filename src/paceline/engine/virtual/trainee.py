@@ -138,11 +138,14 @@ class Trainee(Member):
         answer, _ = yield from role.enter(epoch, ledger=True)
         if isinstance(answer, Draw):
             yield from role.drawn(Drawn(epoch, work.sizes, work.owners, work.updates, work.cut), None)
+        in_round = False
         while True:
             if not role.held:
-                over = yield from role.lease(epoch, wait=True)
+                # a loader asks for more before its round is over, and only then waits
+                over = yield from role.lease(epoch, wait=not in_round)
                 if over is not None:
                     return over
+                in_round = bool(role.held)
             elif role.granted or (yield from role.begin(epoch)):
                 yield from self._step(role.held[0].position, role.held[0].cut)
 

@@ -1,0 +1,276 @@
+"""Whole runs in virtual time: the user's script, real gradients, everything that a run leaves, and what goes wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from launch import paceline_run
+from paceline.dash.report import write_report
+from paceline.engine.virtual import stage
+from virtually import Played, play, script
+
+UNEVEN = """
+[[workers]]
+factor = "lognormal"
+spread = 0.5
+"""
+
+
+def what_is_left(run: Played) -> dict[str, bytes]:
+    """The files of a run that must not depend on the machine."""
+    return {name: (run.out / name).read_bytes() for name in ("events.jsonl", "metrics.jsonl", "final.safetensors")}
+
+
+def test_a_run_leaves_what_every_run_leaves(tmp_path: Path) -> None:
+    run = play(tmp_path, script(), UNEVEN, pace="async", write_report=write_report)
+    assert run.code == 0
+    names = {path.name for path in run.out.iterdir()}
+    assert {"run.toml", "cluster.toml", "events.jsonl", "metrics.jsonl", "summary.json", "final.safetensors", "report.html"} <= names
+    summary = run.summary
+    assert (summary["engine"], summary["exit"], summary["ledger"]["once"]) == ("virtual", 0, 2 * 96)
+    assert 0.0 < summary["virtual_s"] < 1.0
+    assert summary["wall_s"] > 0.0
+    joins = run.of("join")
+    assert all("pid" not in event for event in joins)
+    assert {event["host"] for event in joins if event["role"] == "worker"} == {"virtual-0", "virtual-1", "virtual-2"}
+    assert "engine virtual" in run.log(2)
+
+
+@pytest.mark.parametrize("pace", ["sync", "async", "hybrid"])
+def test_the_same_seed_gives_the_same_bytes_whatever_the_machine_does(pace: str, tmp_path: Path) -> None:
+    first = play(tmp_path / "a", script(), UNEVEN, pace=pace)
+    over = threading.Event()
+    noise = threading.Thread(target=lambda: [sum(range(1000)) for _ in iter(over.is_set, True)])
+    noise.start()
+    kept = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        second = play(tmp_path / "b", script(), UNEVEN, pace=pace)
+    finally:
+        sys.setswitchinterval(kept)
+        over.set()
+        noise.join()
+    assert what_is_left(first) == what_is_left(second)
+    other = play(tmp_path / "c", script(), UNEVEN, pace=pace, seed=1)
+    assert what_is_left(other)["events.jsonl"] != what_is_left(first)["events.jsonl"]
+
+
+def test_a_sync_run_has_the_parameters_of_the_local_engine(tmp_path: Path) -> None:
+    run = play(tmp_path, script(), pace="sync", workers=2, leases="static")
+    local = paceline_run(tmp_path / "train.py", out=tmp_path / "local", pace="sync", workers=2, leases="static", servers=1)
+    assert local.returncode == 0, local.stderr
+    ours, theirs = load_file(run.out / "final.safetensors"), load_file(tmp_path / "local" / "final.safetensors")
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_each_worker_has_random_streams_of_its_own(tmp_path: Path) -> None:
+    """What a worker draws does not depend on the others that play in between, nor do theirs touch the test's."""
+    draws = "import random, numpy; print('drew', torch.rand(1).item(), random.random(), numpy.random.rand())"
+    text = script(epochs=1, before_step=draws)
+    before = torch.get_rng_state()
+    alone = play(tmp_path / "alone", text, workers=1, pace="sync")
+    three = play(tmp_path / "three", text, UNEVEN, workers=3, pace="async")
+    assert torch.equal(before, torch.get_rng_state())
+    first = [line for line in alone.log(0).splitlines() if line.startswith("drew")]
+    for worker in range(3):
+        drawn = [line for line in three.log(worker).splitlines() if line.startswith("drew")]
+        assert len(drawn) >= 3
+        assert (drawn == first[: len(drawn)]) is (worker == 0)
+
+
+def test_modules_beside_the_script_are_each_workers_own(tmp_path: Path) -> None:
+    (tmp_path / "counter.py").write_text("count = 0\n")
+    counting = "import counter, __main__; counter.count += 1; __main__.mine = run.worker"
+    after = "print('counted', counter.count, 'as', __main__.mine)"
+    run = play(tmp_path, script(epochs=1, before_step=counting, after=after), UNEVEN, pace="async")
+    assert run.code == 0
+    steps = {worker: done["steps"] for worker, done in run.summary["per_worker"].items()}
+    for worker in range(3):
+        assert f"counted {steps[str(worker)]} as {worker}\n" in run.log(worker)
+    assert "counter" not in sys.modules
+
+
+def test_recorded_step_times_stand_in_place_of_the_clusters(tmp_path: Path) -> None:
+    (tmp_path / "times").write_text("0.5\n")
+    ideal = "[network]\nbandwidth = 'inf'\nlatency = 0"
+    run = play(tmp_path, script(epochs=1), ideal, workers=2, compute=f"recorded:{tmp_path / 'times'}", slow="1=3")
+    # each of 12 updates of two waits for the slow one
+    assert run.summary["virtual_s"] == pytest.approx(12 * 1.5)
+    waits = {worker: done["wait_s"] for worker, done in run.summary["per_worker"].items()}
+    assert waits["0"] == pytest.approx(11.0, abs=1.1)
+    assert waits["1"] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_a_step_that_will_be_dropped_may_end_at_once(tmp_path: Path) -> None:
+    cluster = '[network]\nlatency = 0\nbandwidth = "inf"\n[[workers]]\ncount = 2\n[[workers]]\ntimes = 100.0\ncancel = "{}"'
+    refused = {}
+    for cancel in ("at once", "at step end"):
+        run = play(tmp_path / cancel, script(epochs=1), cluster.format(cancel), pace="ksync:2")
+        assert run.summary["ledger"]["once"] == 96
+        refused[cancel] = [event["t_s"] for event in run.of("refuse")]
+    # each update of the two fast ones, every 4 ms, ends the slow one's step; or it hears of it after its 0.4 s
+    assert refused["at once"] == pytest.approx([0.004 * (update + 1) for update in range(11)])
+    assert refused["at step end"] == pytest.approx([0.4])
+
+
+# --- who comes and goes ---------------------------------------------------------------------------------------
+
+
+def test_workers_are_killed_come_back_join_late_and_leave_and_no_sample_is_lost(tmp_path: Path) -> None:
+    cluster = """
+    [[workers]]
+    count = 2
+    [[workers]]
+    joins = "30 ms"
+    leaves = "60 ms"
+    [[kill]]
+    worker = 0
+    at = "20 ms"
+    repair = "15 ms"
+    """
+    run = play(tmp_path, script(epochs=3), cluster, pace="sync")
+    assert run.code == 0
+    assert run.summary["ledger"]["once"] == 3 * 96
+    assert run.summary["lost"] == [0, 2]
+    comings = [
+        (event["event"], event["worker"]) for event in run.events if event["event"] in ("join", "leave") and event["worker"] is not None
+    ]
+    assert comings[:6] == [("join", 0), ("join", 1), ("leave", 0), ("join", 2), ("join", 0), ("leave", 2)]
+    assert run.log(0).count("paceline: engine") == 2
+
+
+def test_failures_come_as_often_as_the_cluster_says(tmp_path: Path) -> None:
+    run = play(tmp_path, script(epochs=20), '[[workers]]\nmtbf = "100 ms"\nrepair = "5 ms"', pace="async")
+    assert run.code == 0
+    assert run.summary["ledger"]["once"] == 20 * 96
+    failures = [event for event in run.of("leave") if event["reason"] == "its machine failed"]
+    assert 0.5 < len(failures) / (3 * run.summary["virtual_s"] / 0.105) < 1.5
+
+
+def test_the_end_of_the_last_worker_is_the_end_of_the_run(tmp_path: Path) -> None:
+    run = play(tmp_path, script(), "[[kill]]\nworker = 0\nat = 0.01", workers=1)
+    assert run.code == 4
+    assert run.of("end")[0]["sentence"] == "worker 0, the last one, was lost: it was killed"
+
+
+# --- what scripts do wrong ------------------------------------------------------------------------------------
+
+WRONG = {
+    "raises": (script(before_step="if run.worker == 1: raise ValueError('oh no')"), 1, "worker 1: {path} raised ValueError: oh no"),
+    "exits": (script(before_step="import sys; sys.exit(3)"), 1, r"worker 0: {path} ended with sys.exit\(3\)"),
+    "syntax": ("import paceline\nfor", 1, "worker 0: {path} raised SyntaxError: invalid syntax"),
+    "never prepares": ("import paceline\npaceline.init()", 1, r"worker 0: {path} ended without calling run.prepare\(...\)"),
+    "never steps": (script().replace("optimizer.step()", "pass"), 1, "without a single update"),
+    "init twice": (script().replace("model =", "paceline.init(); model ="), 1, r"worker 0: paceline.init\(\) was called a second time"),
+    "starts a process": (script(before_step="import subprocess; subprocess.run(['true'])"), 1, r"starts a process \(subprocess\)"),
+    "forks": (script(before_step="import os; os.fork()"), 1, r"starts a process \(os.fork\)"),
+    "another model": (
+        script().replace("Linear(4, 1)", "Linear(4, 1, bias=run.worker == 0)"),
+        1,
+        "worker 1's model is not that of worker 0",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_script_that_cannot_go_on_ends_the_run_with_one_sentence_and_no_thread(case: str, tmp_path: Path) -> None:
+    text, code, sentence = WRONG[case]
+    before = threading.active_count()
+    run = play(tmp_path, text)
+    assert run.code == run.summary["exit"] == code
+    ends = run.of("end")
+    assert len(ends) == 1
+    assert re.search(sentence.format(path=str(tmp_path / "train.py")), ends[0]["sentence"]), ends[0]["sentence"]
+    assert threading.active_count() == before
+
+
+def test_the_traceback_of_a_script_is_in_its_log(tmp_path: Path) -> None:
+    run = play(tmp_path, script(before_step="if run.worker == 1: raise ValueError('oh no')"))
+    assert 'train.py", line ' in run.log(1)
+    assert "ValueError: oh no" in run.log(1)
+    assert "paceline/engine" not in run.log(1)
+
+
+def test_a_script_that_hangs_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("paceline.engine.virtual.theatre.TURN_S", 0.2)
+    monkeypatch.setattr(stage, "LOOK_S", 0.1)
+    release = threading.Event()
+    monkeypatch.setattr(sys.modules["virtually"], "release", release, raising=False)
+    run = play(tmp_path, script(before_step="__import__('virtually').release.wait(30)"))
+    release.set()
+    assert run.code == 5
+    assert "worker 0 has run for 0.2 s without a call into Paceline" in capfd.readouterr().err
+
+
+def test_a_killed_worker_that_catches_everything_is_still_dead(tmp_path: Path) -> None:
+    stubborn = script(epochs=3).replace(
+        "        optimizer.step()", "        try:\n            optimizer.step()\n        except BaseException:\n            pass"
+    )
+    run = play(tmp_path, stubborn, "[[kill]]\nworker = 1\nat = 0.02")
+    assert run.code == 0
+    assert run.summary["ledger"]["once"] == 3 * 96
+
+
+def test_sleep_lets_virtual_time_pass(tmp_path: Path) -> None:
+    start_s = time.monotonic()
+    run = play(tmp_path, script(epochs=1, before_step="import time; time.sleep(100)"))
+    assert run.summary["virtual_s"] == pytest.approx(800.0, rel=0.01)
+    assert time.monotonic() - start_s < 60.0
+
+
+def test_signal_handlers_of_a_script_are_left_out(tmp_path: Path) -> None:
+    run = play(tmp_path, script(before_step="import signal; signal.signal(signal.SIGTERM, lambda *_: None)"))
+    assert run.code == 0
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_loader_with_processes_fetches_in_the_workers_thread(tmp_path: Path) -> None:
+    run = play(tmp_path, script().replace("shuffle=True", "shuffle=True, num_workers=2"))
+    assert run.code == 0
+    assert run.summary["ledger"]["once"] == 2 * 96
+    assert "the loader's 2 processes are not started here" in run.log(0)
+
+
+# --- without gradients ----------------------------------------------------------------------------------------
+
+
+def test_timing_needs_no_gradients_and_has_the_same_times(tmp_path: Path) -> None:
+    """Of a run whose order does not depend on what the gradients are."""
+    runs = [
+        play(tmp_path / name, script(epochs=3), UNEVEN, pace=pace, gradients=gradients)
+        for pace in ("sync", "ssp:1")
+        for name, gradients in ((f"with {pace}", True), (f"without {pace}", False))
+    ]
+    assert all(run.code == 0 for run in runs)
+    for whole, timed in ((runs[0], runs[1]), (runs[2], runs[3])):
+        assert not (timed.out / "final.safetensors").exists()
+        ours, theirs = ([(event["t_s"], event["members"]) for event in run.of("update")] for run in (whole, timed))
+        assert [members for _, members in ours] == [members for _, members in theirs]
+        assert [t_s for t_s, _ in ours] == pytest.approx([t_s for t_s, _ in theirs])
+
+
+def test_timing_refuses_what_it_cannot_tell(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    uncounted = script().replace("model, optimizer, loader = run.prepare(model, optimizer, loader)", "run.prepare(model, optimizer)")
+    assert play(tmp_path / "a", uncounted, gradients=False).code in (1, 2)
+    assert "this script's samples are not counted" in capfd.readouterr().err
+    several = script(before_step="if (steps := globals().get('steps', 0) + 1) % 2: continue")
+    assert play(tmp_path / "b", several, gradients=False).code == 2
+    assert "takes one every 2 batches" in capfd.readouterr().err
+
+
+def test_a_thousand_workers_are_timed(tmp_path: Path) -> None:
+    run = play(tmp_path, script(epochs=1).replace("randn(96, 4)", "randn(20000, 4)"), UNEVEN, gradients=False, workers=1000, pace="async")
+    assert run.code == 0
+    assert run.summary["ledger"]["once"] == 20_000
+    assert json.loads((run.out / "events.jsonl").read_text().splitlines()[-1])["event"] == "end"
