@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 
 from laws import Referee, require
 from routines import Data, Habits, noticed
+from stores import Name
 from world import World
 
 
@@ -28,49 +30,72 @@ def check_end(world: World, referee: Referee) -> None:
         require(len({version for each in versions for version in each}) == 1, f"at the end of epoch {epoch} workers hold {versions}")
 
 
+def in_force(world: World) -> list[Name]:
+    """The gradients of all updates, without those that a Restore made undone."""
+    store = world.stores[0]
+    undone = {at for made, back_to in store.restores for at in range(back_to, made)}
+    return [name for at, (members, _) in enumerate(store.history) if at not in undone for name, _ in members]
+
+
 def samples_applied(world: World) -> dict[int, Counter[int]]:
-    """How often each entry of each epoch's batch list is in an applied gradient, by the servers' own books."""
+    """How often each entry of each epoch's batch list is in a gradient that counts, by the servers' own books."""
     counts: dict[int, Counter[int]] = {}
-    for members, _ in world.stores[0].history:
-        for name, _ in members:
-            content = world.contents[name]
-            counts.setdefault(content.epoch, Counter()).update(content.positions)
+    for name in in_force(world):
+        content = world.contents[name]
+        counts.setdefault(content.epoch, Counter()).update(content.positions)
     return counts
 
 
-def check_ranges(world: World, num_samples: int) -> None:
-    """With a list of samples: what was applied of each epoch does not overlap and leaves nothing out."""
-    ranges: dict[int, list[tuple[int, int]]] = {}
-    for members, _ in world.stores[0].history:
-        for name, _ in members:
+def lost_by_restores(world: World, referee: Referee) -> dict[int, int]:
+    """Samples of each epoch that were undone when another one had begun: nobody computes them again."""
+    lost: dict[int, int] = {}
+    for epoch, names in referee.restored:
+        for name in names:
             content = world.contents[name]
-            ranges.setdefault(content.epoch, []).extend(content.ranges)
+            if content.epoch != epoch:
+                lost[content.epoch] = lost.get(content.epoch, 0) + content.samples
+    return lost
+
+
+def check_ranges(world: World, num_samples: int, lost: dict[int, int]) -> None:
+    """With a list of samples: what was applied of each epoch does not overlap and leaves nothing out but what was lost."""
+    ranges: dict[int, list[tuple[int, int]]] = {}
+    for name in in_force(world):
+        content = world.contents[name]
+        ranges.setdefault(content.epoch, []).extend(content.ranges)
     for epoch, parts in ranges.items():
         parts.sort()
         borders = [0, *(stop for _, stop in parts)]
+        apart = all(stop <= start for (_, stop), (start, _) in pairwise(parts))
         whole = [start for start, _ in parts] == borders[:-1] and borders[-1] == num_samples
-        require(whole, f"epoch {epoch}: the ranges {parts} were applied")
+        require(
+            apart and (whole or sum(stop - start for start, stop in parts) == num_samples - lost.get(epoch, 0)),
+            f"epoch {epoch}: the ranges {parts} were applied",
+        )
 
 
-def check_samples(world: World, data: Data, num_epochs: int, habits: Habits) -> None:
+def check_samples(world: World, referee: Referee, data: Data, num_epochs: int, habits: Habits) -> None:
     """Each entry of each epoch once; with `may_skip` at most once; the summary says the same."""
-    counts = samples_applied(world)
+    counts, lost = samples_applied(world), lost_by_restores(world, referee)
     may_skip = bool(habits.breaks_after or habits.poison or habits.stops_at or habits.accumulate > 1 or habits.unlucky)
     folded = sum(world.contents[name].samples for members, _ in world.stores[0].history for name, _ in members)
+    standing = sum(world.contents[name].samples for name in in_force(world))
     for epoch in range(num_epochs):
         seen = counts.get(epoch, Counter())
         require(set(seen.values()) <= {1}, f"epoch {epoch}: an entry was applied more than once: {seen}")
         if not may_skip and not data.cut:
-            require(set(seen) == set(range(len(data.sizes))), f"epoch {epoch}: applied are {sorted(seen)} of {len(data.sizes)}")
-        if not may_skip and data.cut:
-            check_ranges(world, sum(data.sizes))
+            missing = sum(data.sizes[at] for at in range(len(data.sizes)) if at not in seen)
+            require(missing == lost.get(epoch, 0), f"epoch {epoch}: applied are {sorted(seen)} of {len(data.sizes)}, lost {lost}")
         if habits.poison:
             require(not set(seen) & set(habits.poison), f"epoch {epoch}: a poisoned entry was applied")
-    total = sum(data.sizes) * num_epochs
+    if not may_skip and data.cut:
+        check_ranges(world, sum(data.sizes), lost)
+    total, away = sum(data.sizes) * num_epochs, sum(lost.values())
     books = world.coordinator.job.accounts
     require(books.samples == folded, f"the books say {books.samples} samples, the shards {folded}")
+    require(books.ledgers.undone == folded - standing, f"{books.ledgers}: the shards undid {folded - standing}")
     if not may_skip:
-        require(folded == total, f"{folded} samples of {total} were applied")
+        require(standing == total - away, f"{standing} samples of {total} were applied, {away} were lost")
     if not habits.stops_at:
-        require(books.ledgers.once + books.ledgers.skipped == total, f"{books.ledgers} do not make {total}")
-    require(books.ledgers.once == folded, f"{books.ledgers} against {folded} applied")
+        require(books.ledgers.once + books.ledgers.skipped == total - away, f"{books.ledgers} do not make {total - away}")
+    require(books.ledgers.once == standing, f"{books.ledgers} against {standing} applied")

@@ -21,10 +21,13 @@ from paceline.messages import (
     Fold,
     GiveBack,
     Go,
+    Keep,
     Load,
     Message,
     Ready,
     Restate,
+    Restore,
+    SetPace,
     Start,
 )
 from paceline.pace import Late, Pace
@@ -34,13 +37,14 @@ from world import Observer, World
 
 
 class Arrived(NamedTuple):
-    """A gradient as it came: its base, and the version and pace that it met."""
+    """A gradient as it came: its base, and the version, pace and last Restore that it met."""
 
     samples: int
     base: int
     version: int
     pace: Pace
     finite: bool
+    floor: int = 0
 
 
 class Model:
@@ -51,6 +55,7 @@ class Model:
         self.asking = self.computing = self.active = self.counted = self.in_place = False
         self.versions: tuple[int, ...] = ()
         self.count = 0
+        self.bound: int | None = None
 
 
 def require(holds: bool, sentence: str) -> None:
@@ -95,7 +100,10 @@ class Referee(Observer):
         self.unstarted: set[int] = set()
         self.begun = self.loading = False
         self.pace: Pace | None = None
-        self.asked: Pace | None = None
+        self.changing = False
+        self.floor = 0
+        self.kept: set[Name] | None = None
+        self.restored: list[tuple[int, set[Name]]] = []
 
     # --- events -------------------------------------------------------------------------------------------
 
@@ -134,7 +142,7 @@ class Referee(Observer):
         require(name not in self.arrived, f"{name} arrived twice")
         require(all(new >= old for new, old in zip(ready.versions, model.versions, strict=False)), f"reads of {name} went back")
         model.versions = ready.versions
-        self.arrived[name] = Arrived(ready.samples, min(ready.versions), self.version, self._pace, math.isfinite(ready.norm))
+        self.arrived[name] = Arrived(ready.samples, min(ready.versions), self.version, self._pace, math.isfinite(ready.norm), self.floor)
         self.pending.append(name)
         model.asking, model.computing, model.in_place = True, False, False
         model.count += 1
@@ -149,10 +157,8 @@ class Referee(Observer):
         self.fewest = min((model.count for model in self.workers.values() if model.active), default=self.fewest)
         return self.fewest
 
-    def pace_asked(self, pace: Pace) -> None:
-        self.asked = pace
-
     def after(self, effects: list[Effect]) -> None:
+        self.changing = any(isinstance(effect, Send) and isinstance(effect.message, SetPace) for effect in effects)
         for effect in effects:
             if isinstance(effect, Note):
                 self._noted(effect.event)
@@ -167,10 +173,8 @@ class Referee(Observer):
         self._nobody_waits_in_vain()
 
     def _noted(self, event: dict[str, object]) -> None:
-        if event["event"] == "pace":
-            self.pace, self.asked, self.fewest = self.asked, None, 0
-            for model in self.workers.values():
-                model.count = 0
+        if event["event"] == "lead":
+            self.workers[int(str(event["worker"]))].bound = int(str(event["lead"]))
         if event["event"] == "refuse":
             worker, step = int(str(event["worker"])), int(str(event["step"]))
             name = max(name for name in self.arrived if name[0] == worker and name[2] == step)
@@ -183,7 +187,7 @@ class Referee(Observer):
     def _welcome(self, came: Arrived) -> bool:
         late = came.pace.late is Late.DROP and came.base != came.version
         stale = came.pace.max_staleness is not None and came.version - came.base > came.pace.max_staleness
-        return came.finite and not late and not stale
+        return came.finite and not late and not stale and came.base >= came.floor
 
     def _sent(self, to: Address, message: Message) -> None:
         if to.role == "server":
@@ -208,9 +212,32 @@ class Referee(Observer):
                 require(self._welcome(self.arrived[name_of(member)]), f"{name_of(member)} is accepted against the rules")
                 require(name_of(member) in self.pending, f"{name_of(member)} is accepted but not pending")
             case Restate():
-                self.version = message.version
+                self.version, self.kept = message.version, None
+            case SetPace():
+                self._changed(message)
+            case Keep():
+                require(message.version == self.version, f"version {message.version} is kept when {self.version} is ordered")
+                self.kept = set()
+            case Restore():
+                self._restored(message)
             case _:
                 pass
+
+    def _changed(self, change: SetPace) -> None:
+        require(not self.pending, f"{self.pending} are pending when the pace becomes {change.pace.name}")
+        require(change.version == self.version, f"the pace changes behind {change.version} when {self.version} is ordered")
+        self.pace, self.fewest, self.kept = change.pace, 0, None
+        for model in self.workers.values():
+            model.count, model.bound = 0, None
+
+    def _restored(self, restore: Restore) -> None:
+        require(restore.version == self.version + 1, f"version {restore.version} follows {self.version}")
+        require(self.kept is not None, "nothing was kept that could be restored")
+        require(not self.pending, f"{self.pending} are pending when the state goes back")
+        require(not any(model.in_place for model in self.workers.values()), "the state goes back under somebody who computes on it")
+        assert self.world is not None
+        self.restored.append((self.world.coordinator.epochs.index, self.kept or set()))
+        self.version = self.floor = restore.version
 
     def _folded(self, fold: Fold) -> None:
         require(fold.version == self.version + 1, f"version {fold.version} follows {self.version}")
@@ -221,8 +248,10 @@ class Referee(Observer):
             require(name not in self.refused, f"{name} was refused and is in update {fold.version}")
             require(self._welcome(self.arrived[name]), f"{name} is in update {fold.version} against the rules: {self.arrived[name]}")
             self.folded[name] = fold.version
+            if self.kept is not None:
+                self.kept.add(name)
         require(Counter(names) == Counter(self.pending), f"update {fold.version} has {names}, pending were {self.pending}")
-        changing = self.asked is not None and not any(model.in_place for model in self.workers.values())
+        changing = self.changing and not any(model.in_place for model in self.workers.values())
         # what is leased to those whom the update lets go is not yet theirs when it is made
         due = changing or self.loading or self._fold_due() or self._fold_due(self.unstarted)
         require(due, f"update {fold.version} of {names} is made too early in {self._pace.name}")
@@ -294,7 +323,8 @@ class Referee(Observer):
         model = self.workers[worker]
         mine = any(name[:2] == (worker, model.incarnation) for name in self.pending)
         lead = model.count - self._fewest() if model.active else 0
-        return (self._pace.distinct and mine) or (self._pace.max_lead is not None and lead > self._pace.max_lead)
+        bound = self._pace.max_lead if model.bound is None or self._pace.max_lead is None else model.bound
+        return (self._pace.distinct and mine) or (bound is not None and lead > bound)
 
     def _unstarted(self, worker: int) -> bool:
         assert self.world is not None

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from ends import check_end, check_samples
 from laws import Referee
+from paceline.hybrid import Hybrid
+from paceline.logic.policies.policy import Decision, Move
+from paceline.logic.signals import Signals
 from paceline.pace import Pace, parse_pace
+from paceline.roles import moves
 from paceline.roles.effects import JobSettings
 from routines import Data, Habits, Trainee
 from stores import Violation
@@ -54,6 +60,7 @@ def random_habits(draw: random.Random, num_workers: int) -> Habits:
         unlucky=draw.choice((0.0, 0.0, 0.0, 0.1)),
         stops_at=draw.randint(1, 8) if rare() < 0.1 else 0,
         scales_gradients=rare() < 0.5,
+        diverges_at=draw.choice((0, draw.randint(1, 8))),
     )
 
 
@@ -69,6 +76,21 @@ def random_mishaps(draw: random.Random, num_workers: int) -> list[Mishap]:
     return mishaps
 
 
+class Wild:
+    """A policy that moves to any pace at any time, with bounds and parts of its own; `judges` as it is told."""
+
+    def __init__(self, draw: random.Random, num_workers: int, *, judges: bool) -> None:
+        self.random, self.num_workers, self.judges = draw, num_workers, judges
+
+    def decide(self, signals: Signals, history: tuple[Move, ...]) -> Decision:
+        live = [one.id for one in signals.workers]
+        pace = random_pace(self.random, self.num_workers) if self.random.random() < 0.5 else None
+        leads = tuple((number, self.random.randrange(5)) for number in live if self.random.random() < 0.2)
+        parts = {number: self.random.randint(1, 5) for number in live} if self.random.random() < 0.2 else {}
+        shares = tuple((number, part / sum(parts.values())) for number, part in parts.items())
+        return Decision(pace, "wild", leads=leads, shares=shares)
+
+
 def play(seed: int) -> World:
     """Play the world of `seed` to its end under all laws; raises Violation with what led there."""
     return play_by(random.Random(seed))
@@ -78,16 +100,21 @@ def play_by(draw: random.Random) -> World:
     """Play the world that `draw` chooses."""
     num_workers = draw.randint(1, 5)
     habits, pace = random_habits(draw, num_workers), random_pace(draw, num_workers)
-    settings = JobSettings(num_workers, draw.randint(1, 3), pace, patience_s=PATIENCE_S)
+    policy = Wild(draw, num_workers, judges=draw.random() < 0.5) if draw.random() < 0.6 else None
+    hybrid = None if policy is None else Hybrid("hybrid:wild", "goodput", pace)
+    settings = JobSettings(num_workers, draw.randint(1, 3), pace, patience_s=PATIENCE_S, hybrid=hybrid)
     referee = Referee()
-    world = World(settings, draw, lambda process: Trainee(process, habits).main(), observer=referee)
+    world = World(settings, draw, lambda process: Trainee(process, habits).main(), observer=referee, policy=policy)
     referee.world = world
     for worker in range(num_workers):
         if worker == 0 or draw.random() < 0.95:
             world.join(worker)
     mishaps = random_mishaps(draw, num_workers)
     try:
-        end = world.run(mishaps)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(moves, "EVERY_STEPS", 1)
+            patch.setattr(moves, "EVERY_S", 0.0)
+            end = world.run(mishaps)
         judge(world, referee, habits, end.code, end.sentence)
     except Violation as violation:
         raise Violation(f"{violation} [{pace.name}, {num_workers} workers, {habits}, {mishaps}]") from violation
@@ -108,4 +135,4 @@ def judge(world: World, referee: Referee, habits: Habits, code: int, sentence: s
         raise Violation(f"ended with {code}: {sentence}")
     check_end(world, referee)
     if habits.counted:
-        check_samples(world, habits.data, habits.num_epochs, habits)
+        check_samples(world, referee, habits.data, habits.num_epochs, habits)

@@ -6,11 +6,15 @@ from collections import deque
 from collections.abc import Generator
 from typing import Any, NamedTuple
 
+import msgspec
+
 from paceline.messages import Draw, Drawn, EpochOver, Hello, Load
 from paceline.roles.effects import Send
 from paceline.roles.worker import Gradient, Leased, Receive
 from stores import Content
 from world import Compute, Process, model_of
+
+DIVERGING_STEPS = 10
 
 Routine = Generator[Send | Receive | Compute, Any, Any]
 
@@ -24,7 +28,10 @@ class Data(NamedTuple):
 
 
 class Habits(NamedTuple):
-    """How a script behaves. `poison` are positions whose gradient is never finite, `unlucky` the share of others."""
+    """How a script behaves. `poison` are positions whose gradient is never finite, `unlucky` the share of others.
+
+    From step `diverges_at` on, if not 0, some steps log a loss that is not finite, or a hundredfold one.
+    """
 
     data: Data
     num_epochs: int = 2
@@ -44,6 +51,7 @@ class Habits(NamedTuple):
     unlucky: float = 0.0
     stops_at: int = 0
     scales_gradients: bool = True
+    diverges_at: int = 0
 
 
 class Trainee:
@@ -93,7 +101,7 @@ class Trainee:
     def train(self, epoch: int) -> Routine:
         """An epoch's loop: rounds of a loader until the epoch is over."""
         role = self.role
-        answer, _ = yield from role.enter(epoch, ledger=self.habits.counted)
+        answer, _ = yield from role.enter(epoch, ledger=self.habits.counted, planned=self.habits.num_epochs)
         if isinstance(answer, Draw):
             answer, _ = yield from role.drawn(self.draw(epoch), object())
         if not self.habits.counted:
@@ -185,9 +193,12 @@ class Trainee:
         self.num_steps += 1
         if habits.stops_at and self.num_steps == habits.stops_at:
             yield from role.stop("enough")
-        hyper = b"" if role.step_index else b"settings"
+        hyper = b"" if role.step_index else msgspec.msgpack.encode([{"lr": 0.1}])
         norm = float("nan") if bad else 1.0
         yield from role.step(Gradient(samples, norm, hyper=hyper, clip=habits.clip, buffer_samples=samples, compute_s=0.01))
+        diverges = 0 < habits.diverges_at <= self.num_steps < habits.diverges_at + DIVERGING_STEPS
+        loss = self.random.choice((float("nan"), float("nan"), 100.0)) if diverges else 1.0
+        yield from role.log({"loss": loss}, epoch, samples)
 
 
 def noticed(world: object) -> dict[int, set[tuple[int, ...]]]:

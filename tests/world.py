@@ -11,11 +11,12 @@ from collections import deque
 from collections.abc import Callable, Generator
 from typing import NamedTuple
 
+from paceline.logic.policies.policy import Policy
 from paceline.messages import COORDINATOR, Address, Halt, Message, ModelSpec, Restate, Serve, ServerHello, TensorSpec
 from paceline.pace import Pace
 from paceline.ports import Delivery
 from paceline.roles.coordinator import Coordinator
-from paceline.roles.effects import Effect, End, JobSettings, Note, Send, Warn
+from paceline.roles.effects import Decide, Effect, End, JobSettings, Note, Send, Warn
 from paceline.roles.server import Server
 from paceline.roles.worker import Receive, WorkerRole
 from stores import Arena, Content, CountingStore, Name, Violation
@@ -119,9 +120,6 @@ class Observer:
     def before(self, sender: Address, message: Message | None) -> None:
         """A delivery to the coordinator; None: the sender is gone."""
 
-    def pace_asked(self, pace: Pace) -> None:
-        """The pace is about to be changed."""
-
     def after(self, effects: list[Effect]) -> None:
         """What the coordinator returned."""
 
@@ -129,12 +127,21 @@ class Observer:
 class World:
     """The job of `settings`, its workers running `script`; `run` plays it to its end."""
 
-    def __init__(self, settings: JobSettings, chance: random.Random, script: Script, *, observer: Observer | None = None) -> None:
+    def __init__(
+        self,
+        settings: JobSettings,
+        chance: random.Random,
+        script: Script,
+        *,
+        observer: Observer | None = None,
+        policy: Policy | None = None,
+    ) -> None:
         self.settings, self.script = settings, script
         self.random = chance
         self.now_s = 0.0
         self.num_events = 0
-        self.coordinator = Coordinator(settings, 0.0)
+        self.coordinator = Coordinator(settings, 0.0, policy=policy)
+        self.decisions: list[dict[str, object]] = []
         self.observer = observer or Observer()
         self.stores: dict[int, CountingStore] = {}
         self.servers = [Server(shard, self._build) for shard in range(settings.num_servers)]
@@ -194,7 +201,6 @@ class World:
 
     def set_pace(self, pace: Pace) -> None:
         """A user's move."""
-        self.observer.pace_asked(pace)
         self._carry_out(self.coordinator.set_pace(pace, "a test wants it", self.now_s))
 
     def expire(self) -> None:
@@ -257,6 +263,8 @@ class World:
                 self.post(sender, effect.to, effect.message, effect.attachments or state)
             elif isinstance(effect, Note):
                 self.events.append(effect.event)
+            elif isinstance(effect, Decide):
+                self.decisions.append(effect.record)
             elif isinstance(effect, Warn):
                 self.warnings.append(effect.sentence)
             elif isinstance(effect, End):

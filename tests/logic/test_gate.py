@@ -73,7 +73,7 @@ def test_an_update_is_due_by_quorum_or_when_nothing_more_can_come(pace, pending,
     ],
 )
 def test_who_may_start(pace, lead, has_pending, reason):
-    verdict = may_start(parse_pace(pace), lead=lead, has_pending=has_pending)
+    verdict = may_start(parse_pace(pace), lead=lead, has_pending=has_pending, max_lead=parse_pace(pace).max_lead)
     assert verdict.reason == reason
     assert verdict.ok == (not reason)
 

@@ -62,7 +62,7 @@ class MadeUpRun:
         return self
 
     def start(self, worker: int) -> None:
-        if not may_start(self.pace, lead=self.progress.lead(worker), has_pending=worker in self.pending).ok:
+        if not may_start(self.pace, lead=self.progress.lead(worker), has_pending=worker in self.pending, max_lead=self.pace.max_lead).ok:
             self.waiting.add(worker)
             return
         self.waiting.discard(worker)

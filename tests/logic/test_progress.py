@@ -47,7 +47,7 @@ def test_leads_and_who_is_let_go_are_those_of_a_scan(moves, max_lead):
         if move == "block":
             if worker in blocked or progress.lead(worker) <= max_lead:
                 continue
-            progress.block(worker)
+            progress.block(worker, max_lead)
             blocked.add(worker)
         else:
             if move == "answered" and worker in blocked:
@@ -60,17 +60,22 @@ def test_leads_and_who_is_let_go_are_those_of_a_scan(moves, max_lead):
                 blocked.discard(worker)
         for number, count in naive.active.items():
             assert progress.lead(number) == count - naive.fewest
-        free = {number for number in progress.unblocked(max_lead) if number in blocked}
+        free = {number for number in progress.unblocked() if number in blocked}
         assert free == {number for number in blocked if naive.active[number] - naive.fewest <= max_lead}
         blocked -= free
 
 
-def test_without_a_bound_all_that_wait_are_let_go():
+def test_each_worker_waits_for_its_own_bound():
     progress = Progress()
-    for worker in (0, 1):
+    for worker in (0, 1, 2):
         progress.enter(worker)
-    progress.answered(0)
-    progress.block(0)
-    assert progress.unblocked(0) == []
-    assert progress.unblocked(None) == [0]
+    for worker in (0, 0, 1, 1):
+        progress.answered(worker)
+    progress.block(0, 0)
+    progress.block(1, 1)
+    assert progress.unblocked() == []
+    progress.answered(2)
+    assert progress.unblocked() == [1]
+    progress.answered(2)
+    assert progress.unblocked() == [0]
     assert progress.num_blocked == 0

@@ -68,23 +68,71 @@ def quorum_must_be_met_exactly(patch):
 
 
 def pending_is_lost_when_the_pace_changes(patch):
-    next_pace = Steps.next_pace
+    ask_for = Steps.ask_for
 
-    def lossy(self, pace, why):
+    def lossy(self, change):
         self.job.pending.clear()
-        next_pace(self, pace, why)
+        ask_for(self, change)
 
-    patch.setattr(Steps, "next_pace", lossy)
+    patch.setattr(Steps, "ask_for", lossy)
 
 
 def pace_changes_before_what_is_pending_is_folded(patch):
-    next_pace = Steps.next_pace
+    ask_for = Steps.ask_for
 
-    def hasty(self, pace, why):
-        next_pace(self, pace, why)
-        self._ask_all(self._change_pace())
+    def hasty(self, change):
+        ask_for(self, change)
+        self._ask_all(self._make(change))
 
-    patch.setattr(Steps, "next_pace", hasty)
+    patch.setattr(Steps, "ask_for", hasty)
+
+
+def pace_changes_only_when_a_quorum_is_there(patch):
+    """A change that waits for an update which its old pace may never make."""
+    settle = Steps.settle
+
+    def waiting(self):
+        change, self.change = self.change, None
+        settle(self)
+        if change is not None:
+            self.change = change
+            if not self.job.pending:
+                settle(self)
+
+    patch.setattr(Steps, "settle", waiting)
+
+
+def gradients_of_an_undone_past_are_accepted(patch):
+    patch.setattr(steps, "admit", lambda pace, *, norm, base, version, floor: gate.admit(pace, norm=norm, base=base, version=version))
+
+
+def undone_samples_are_not_leased_again(patch):
+    patch.setattr(Ledger, "undo", lambda self, positions: None)
+
+
+def learning_rate_is_not_rescaled(patch):
+    factor = Folds._factor
+
+    def stuck(self):
+        if self._lr_factor_for == (0, 0):
+            return factor(self)
+        return self._lr_factor
+
+    patch.setattr(Folds, "_factor", stuck)
+
+
+def learning_rate_is_scaled_twice(patch):
+    factor = Folds._factor
+    patch.setattr(Folds, "_factor", lambda self: factor(self) ** 2)
+
+
+def lead_off_by_one(patch):
+    lead_of = Steps.lead_of
+    patch.setattr(Steps, "lead_of", lambda self, worker: None if (lead := lead_of(self, worker)) is None else lead + 1)
+
+
+def leads_go_on_over_a_change_of_pace(patch):
+    patch.setattr(Progress, "reset", lambda self: self._blocked.clear())
 
 
 def dead_workers_lease_is_kept(patch):
@@ -175,6 +223,13 @@ MUTANTS: dict[str, Plant] = {
     "an update is made while workers compute in place": verdict_becomes(folds, "fold_due", gate.READ_IN_PLACE, gate.YES),
     "what is pending is lost when the pace changes": pending_is_lost_when_the_pace_changes,
     "the pace changes before what is pending is folded": pace_changes_before_what_is_pending_is_folded,
+    "a change of pace waits for the old quorum": pace_changes_only_when_a_quorum_is_there,
+    "a gradient of an undone past is accepted": gradients_of_an_undone_past_are_accepted,
+    "undone samples are not leased again": undone_samples_are_not_leased_again,
+    "the learning rate is not rescaled at a change": learning_rate_is_not_rescaled,
+    "the learning rate is scaled twice": learning_rate_is_scaled_twice,
+    "leads go on over a change of pace": leads_go_on_over_a_change_of_pace,
+    "a worker starts one step beyond its lead": lead_off_by_one,
     "a dead worker's lease is not returned": dead_workers_lease_is_kept,
     "a dead worker's gradient is dropped": dead_workers_gradient_is_dropped,
     "a refused batch is forgotten": refused_batch_is_forgotten,

@@ -238,7 +238,8 @@ def test_what_is_pending_is_folded_under_the_old_pace_before_the_new_one():
     desk.push(0)
     desk.push(2)
     assert desk.set_pace("async") == "update 0 2; go 0 2"
-    assert desk.events[-1] == {"event": "pace", "from": "kasync:3", "to": "async", "why": "a test wants it"}
+    told = {"event": "pace", "from": "kasync:3", "to": "async", "why": "a test wants it", "version": 1, "samples": 8}
+    assert desk.events[-1] == told
     assert desk.starts[0].pace is not None
     assert desk.push(1) == "update 1; go 1"
 

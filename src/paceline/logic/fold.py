@@ -28,6 +28,7 @@ class Pending(msgspec.Struct, order=True):
     clip: float
     buffer_samples: int
     owner: Worker
+    norm: float = 0.0
     omega: float | None = None
 
 

@@ -26,6 +26,7 @@ UNTIL_SLOWEST = Verdict(False, "lead")
 NOT_FINITE = Verdict(False, "not finite")
 LATE = Verdict(False, "late")
 STALE = Verdict(False, "stale")
+RESTORED = Verdict(False, "restored")
 
 
 @dataclass(slots=True)
@@ -73,22 +74,26 @@ def fold_due(pace: Pace, num_pending: int, crowd: Crowd) -> Verdict:
     return BELOW_QUORUM
 
 
-def may_start(pace: Pace, *, lead: int, has_pending: bool) -> Verdict:
-    """Whether a worker may begin its next step; if not, what it waits for."""
+def may_start(pace: Pace, *, lead: int, has_pending: bool, max_lead: int | None) -> Verdict:
+    """Whether a worker may begin its next step, its lead bound by `max_lead`; if not, what it waits for."""
     if has_pending and pace.distinct:
         return UNTIL_UPDATE
-    if pace.max_lead is not None and lead > pace.max_lead:
+    if max_lead is not None and lead > max_lead:
         return UNTIL_SLOWEST
     return YES
 
 
-def admit(pace: Pace, *, norm: float, base: int, version: int) -> Verdict:
+def admit(pace: Pace, *, norm: float, base: int, version: int, floor: int = 0) -> Verdict:
     """Whether an arrived gradient is accepted; the reason of a refusal is a word for the events.
+
+    `floor` is the version of the last Restore: what was computed on older parameters is of a past that was given up.
 
     >>> from paceline.pace import parse_pace
     >>> admit(parse_pace("ksync:3"), norm=1.0, base=4, version=5)
     Verdict(ok=False, reason='late')
     """
+    if base < floor:
+        return RESTORED
     if not isfinite(norm):
         return NOT_FINITE
     if base != version and pace.late is Late.DROP:

@@ -64,14 +64,14 @@ class Progress:
         """How far `worker` is ahead of the slowest active worker."""
         return self._count.get(worker, self._low) - self._low
 
-    def block(self, worker: int) -> None:
-        """`worker` waits for the slowest."""
-        heappush(self._blocked, (self._count[worker], worker))
+    def block(self, worker: int, max_lead: int) -> None:
+        """`worker` waits until its lead is within `max_lead`."""
+        heappush(self._blocked, (self._count[worker] - max_lead, worker))
 
-    def unblocked(self, max_lead: int | None) -> list[int]:
-        """The waiting workers whose lead is within `max_lead` now; they wait no more."""
+    def unblocked(self) -> list[int]:
+        """The waiting workers whose lead is within their bound now; they wait no more."""
         free: list[int] = []
-        while self._blocked and (max_lead is None or self._blocked[0][0] - self._low <= max_lead):
+        while self._blocked and self._blocked[0][0] <= self._low:
             free.append(heappop(self._blocked)[1])
         return free
 

@@ -28,7 +28,7 @@ class Accounts:
     """Everything that `summary.json` reports and the progress line shows."""
 
     def __init__(self) -> None:
-        self.samples = self.pushed_bytes = self.pulled_bytes = self.refused = self.moves = 0
+        self.samples = self.num_steps = self.pushed_bytes = self.pulled_bytes = self.refused = self.moves = 0
         self.uncounted = 0
         self.ledgers = Ledgers()
         self.tallies: dict[int, Tally] = {}
@@ -65,6 +65,7 @@ class Accounts:
         """A worker took a step."""
         tally = self.tallies[worker]
         tally.steps += 1
+        self.num_steps += 1
         tally.compute_s += ready.compute_s
         tally.wait_s += ready.wait_s
         self.pushed_bytes += pushed_bytes
@@ -83,6 +84,11 @@ class Accounts:
         counts = self.stalenesses
         for tau in stalenesses:
             counts[tau] = counts.get(tau, 0) + 1
+
+    def undo(self, num_samples: int, *, booked: int) -> None:
+        """A Restore took so many samples back; `booked` of them are of epochs that were settled."""
+        old = self.ledgers
+        self.ledgers = old._replace(once=old.once - booked, undone=old.undone + num_samples)
 
     def settle(self, *, folded: int, repeated: int, skipped: int) -> None:
         """An epoch is over (or given up)."""

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from paceline.logic.membership import Worker
+from paceline.logic.policies.policy import Policy
 from paceline.messages import (
     Address,
     AtEnd,
@@ -20,7 +21,6 @@ from paceline.messages import (
     Drawn,
     Enter,
     Failed,
-    Finish,
     Finished,
     GiveBack,
     Gone,
@@ -29,6 +29,7 @@ from paceline.messages import (
     LeaseRequest,
     Load,
     Log,
+    Measured,
     Meet,
     Message,
     NotFinite,
@@ -45,30 +46,34 @@ from paceline.messages import (
 )
 from paceline.pace import Pace, check_pace
 from paceline.roles.effects import Effect, JobSettings, Metrics
+from paceline.roles.ending import Ending
 from paceline.roles.enrolment import Enrolment, Forming
 from paceline.roles.epochs import Epochs, Stage
 from paceline.roles.folds import Folds
 from paceline.roles.job import Job
 from paceline.roles.meetings import Meetings
-from paceline.roles.patience import LEAST_WAIT_S, Patience
-from paceline.roles.steps import Steps
+from paceline.roles.moves import Moves
+from paceline.roles.patience import Patience
+from paceline.roles.steps import Change, Steps
 
 
 class Coordinator:
-    """Feed it with `handle`, `left` and `expire`; carry out what they return, in order."""
+    """Feed it with `handle`, `left` and `expire`; carry out what they return, in order.
 
-    def __init__(self, settings: JobSettings, now_s: float = 0.0) -> None:
+    `policy` stands in for the one that the settings' hybrid names.
+    """
+
+    def __init__(self, settings: JobSettings, now_s: float = 0.0, *, policy: Policy | None = None) -> None:
         self.job = Job(settings, now_s)
         self.epochs = Epochs(self.job)
         self.enrolment = Enrolment(self.job, self.epochs)
         self.folds = Folds(self.job, self.epochs)
         self.steps = Steps(self.job, self.epochs, self.folds)
+        self.moves = Moves(self.job, self.epochs, self.steps, policy)
         self.meetings = Meetings(self.job)
         self.patience = Patience(self.job, self.epochs, self.folds, self.steps, self.meetings)
         self._num_snapshots = 0
-        self._finishing_s: float | None = None
-        self._finished: set[int] = set()
-        self._said_bye = False
+        self.ending = Ending(self.job)
         self._from_worker: dict[type[Message], Callable[[Worker, Any], None]] = {
             Ready: self.steps.ready,
             Begin: self.steps.begin,
@@ -113,7 +118,7 @@ class Coordinator:
 
     def _hello(self, known: Worker | None, sender: Address, hello: Hello) -> None:
         """A worker wants to join; one that was started again takes the place of the one that was."""
-        if self._finishing_s is not None:
+        if self.ending.has_begun:
             self.job.send(sender, Halt(0, "the run has ended without this worker"))
             return
         if known is not None and known.incarnation != hello.incarnation:
@@ -131,7 +136,7 @@ class Coordinator:
             self._server_left(who, reason)
         elif (worker := self.job.members.workers.get(who.id)) is not None:
             self._lose(worker, reason)
-        elif not self._said_bye:
+        elif not self.job.said_bye:
             self.enrolment.missed(who.id, reason)
         return self.job.take_outbox()
 
@@ -149,10 +154,7 @@ class Coordinator:
         self.epochs.leases.grant_first()
         self._settle()
         self.patience.expire()
-        limit_s = max(self.job.settings.patience_s, LEAST_WAIT_S)
-        if self._finishing_s is not None and now_s - self._finishing_s > limit_s:
-            missing = ", ".join(str(server) for server in self.job.all_servers if server.id not in self._finished)
-            self.job.end(5, f"waited {limit_s:g} s for {missing} to finish")
+        self.ending.expire()
         return self.job.take_outbox()
 
     @property
@@ -171,24 +173,39 @@ class Coordinator:
         job.now_s = now_s
         for sentence in check_pace(pace, job.settings.num_workers):
             job.warn(sentence)
-        self.steps.next_pace(pace, why)
-        self._warn_if_clipped(pace)
+        self.steps.ask_for(Change(pace, why))
+        job.warn_if_clipped(pace)
         self._settle()
         return job.take_outbox()
 
+    def advised(self, number: int, pace: Pace | None, why: str, error: str, now_s: float) -> list[Effect]:
+        """The answer of the user's policy to Consult `number`; `error` says how it failed, else empty."""
+        self.job.now_s = now_s
+        if not self.job.ended:
+            self.moves.advised(number, pace, why, error)
+            self._settle()
+        return self.job.take_outbox()
+
     def _settle(self) -> None:
         """After any event: what it may have made possible."""
+        if self.job.divergence:
+            self.moves.diverged(self.job.divergence)
+            self.job.divergence = ""
+        if self.moves.has_begun:
+            self.moves.settle()
+        elif self.enrolment.forming is Forming.BEGUN:
+            self.moves.begin()
         self.steps.settle()
         self.epochs.check_over()
         if self.meetings.open:
             self.meetings.settle()
-        if self._said_bye and not self.job.members.workers:
-            self._finish()
+        self.ending.settle()
 
     # --- what the script asks for -------------------------------------------------------------------------
 
     def _log(self, worker: Worker, message: Log) -> None:
         self.job.accounts.logged(worker.id, message.metrics, message.weight)
+        self.moves.logged(message)
         self.job.outbox.append(Metrics(worker.id, message.metrics, message.epoch, self.job.accounts.samples, message.weight))
 
     def _snapshot(self, worker: Worker, message: SnapshotRequest) -> None:
@@ -201,6 +218,7 @@ class Coordinator:
             return
         self.steps.flush()
         self.job.version += 1
+        self.job.kept = None  # what would be gone back to is not the state that the script wants
         self.job.note("load", version=self.job.version, worker=worker.id)
         self.job.order(Restate(self.job.version, message.has_parameters, message.has_optimizer_state))
 
@@ -219,11 +237,14 @@ class Coordinator:
                 self.enrolment.serving(sender.id)
             case PartNorm():
                 self.folds.part_norm(message)
+            case Measured():
+                self.moves.measured(message)
             case NotFinite(version=version, parameter=name):
-                self.job.end(1, f"parameter {name} is not finite after update {version}; the learning rate may be too high")
+                if version >= self.job.floor:
+                    self.job.divergence = f"parameter {name} is not finite after update {version}; the learning rate may be too high"
+                self._settle()
             case Finished():
-                self._finished.add(sender.id)
-                self._end_if_finished()
+                self.ending.finished(sender)
             case Failed(code=code, sentence=sentence):
                 self.job.end(code, sentence)
             case _:
@@ -231,9 +252,8 @@ class Coordinator:
 
     def _server_left(self, who: Address, reason: str) -> None:
         if self.job.model is not None and who not in self.job.servers:
-            self._finished.add(who.id)  # it holds no shard
-            self._end_if_finished()
-        elif who.id not in self._finished:
+            self.ending.finished(who)  # it holds no shard
+        elif not self.ending.has_finished(who):
             lost = "its parameters and optimizer state are gone with it"
             self.job.end(4, f"{who} was lost ({reason}): {lost}, so the run ends after update {self.job.version}")
 
@@ -242,38 +262,19 @@ class Coordinator:
     def _remove(self, worker: Worker, reason: str) -> None:
         job = self.job
         job.note("leave", role="worker", id=worker.id, worker=worker.id, reason=reason)
-        self._said_bye = self._said_bye or reason == "done"
+        job.said_bye = job.said_bye or reason == "done"
         self.steps.removed(worker)
+        if job.gauges is not None:
+            job.gauges.left(worker.id)
         job.members.remove(worker)
         if worker.welcomed and not worker.num_pending:
             job.order(Gone(worker.id, worker.incarnation))
         self.enrolment.left(worker)
         self.epochs.left(worker)
         self.meetings.left(worker)
-        if not job.members.workers and reason != "done" and (not self._said_bye or self.epochs.stage is Stage.OPEN):
+        if not job.members.workers and reason != "done" and (not job.said_bye or self.epochs.stage is Stage.OPEN):
             job.end(4, f"worker {worker.id}, the last one, was lost: {reason}")
-        self._warn_if_clipped(job.pace)
-
-    def _warn_if_clipped(self, pace: Pace) -> None:
-        num_live, quorum = len(self.job.members.workers), pace.quorum
-        if pace.distinct and quorum.rule == "count" and 0 < num_live < quorum.value and not self._said_bye:
-            clipped = f"{num_live} are live: each update takes what they have"
-            self.job.warn(f"pace {pace.name} asks for {quorum.value} different workers and {clipped}")
-
-    def _finish(self) -> None:
-        if self._finishing_s is None:
-            self._finishing_s = self.job.now_s
-            for server in self.job.all_servers:
-                self.job.send(server, Finish())
-            self._end_if_finished()
-
-    def _end_if_finished(self) -> None:
-        if self._finishing_s is None or len(self._finished) < len(self.job.all_servers):
-            return
-        if self.job.accounts.samples == 0:
-            self.job.end(1, "the run ended without a single update: no sample was folded")
-        else:
-            self.job.end(0, self.job.stopping)
+        job.warn_if_clipped(job.pace)
 
     # --- what is shown ------------------------------------------------------------------------------------
 

@@ -50,6 +50,8 @@ class Enrolment:
         worker = Worker(worker_id, hello.incarnation, hello.model)
         self.job.members.add(worker)
         self.job.accounts.of(worker_id)
+        if self.job.gauges is not None:
+            self.job.gauges.joined(worker_id)
         if self.job.model is not None and not self._same_model(worker):
             return
         may_choose = self.job.settings.pace_is_open and self.forming is Forming.GATHERING

@@ -6,12 +6,13 @@ version of that end.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
 
 from paceline.logic.ledger import Ledger
 from paceline.logic.membership import RESTING, Worker
 from paceline.messages import AtEnd, Draw, Drawn, Enter, EpochOver, GiveBack, Grant, LeaseRequest, Plan
-from paceline.roles.job import Job
+from paceline.roles.job import Folded, Job
 from paceline.roles.leases import Leases
 
 
@@ -27,16 +28,15 @@ class Stage(Enum):
 class Epochs:
     """The current epoch: `index`, `stage`, its `leases`, the samples `folded` of it.
 
-    `first` is the worker that does what only one should do, until the epoch's end. `clock` is the run's sample clock, in
-    sync updates: whole epochs, and what of this one is folded, rounded up.
+    `planned` is how many epochs there are to be, 0 while nobody said; `again` of their samples are folded twice. `first` is
+    the worker that does what only one should do, until the epoch's end. `clock` is the run's sample clock, in sync updates:
+    whole epochs, and what of this one is folded, rounded up.
     """
 
     def __init__(self, job: Job) -> None:
         self.job = job
         self.leases = Leases(job)
-        self.index = 0
-        self.clock = 0
-        self.first = 0
+        self.index = self.clock = self.planned = self.again = self.first = 0
         self._open_new()
 
     def _open_new(self) -> None:
@@ -57,11 +57,17 @@ class Epochs:
         """Samples of the epoch, 0 when nobody counts them."""
         return 0 if self.leases.ledger is None else self.leases.ledger.num_samples
 
+    def planned_samples(self) -> int | None:
+        """How many samples the run will fold in all, what a Restore made undone counted twice; None while that is not known."""
+        ledger = self.leases.ledger
+        return self.planned * ledger.num_samples + self.again if ledger is not None and self.planned else None
+
     # --- entering -----------------------------------------------------------------------------------------
 
     def enter(self, worker: Worker, message: Enter) -> None:
         """A worker's loader begins an epoch: this one, or the next when this one is over."""
         worker.ledgered, worker.epoch = message.ledger, message.epoch
+        self.planned = max(self.planned, message.planned)
         if message.epoch == self.index + 1:
             self._next_queue.append(worker)
             return
@@ -132,6 +138,17 @@ class Epochs:
             self._per_update = per_worker * self.job.settings.num_workers
         done = -(-self.folded // self._per_update)
         self.clock = self._clock_base + (min(done, self._updates) if self._updates else done)
+
+    # --- taking back --------------------------------------------------------------------------------------
+
+    def undo(self, kept: Sequence[Folded]) -> int:
+        """What was folded is undone, in an epoch that is open: its entries are leased again. Returns the samples."""
+        again = [one for one in kept if one.epoch == self.index]
+        redone, earlier = sum(one.samples for one in again), sum(one.samples for one in kept if one.epoch != self.index)
+        self.again += redone
+        self.job.accounts.undo(redone + earlier, booked=earlier)
+        self.leases.undo([position for one in again for position in one.positions])
+        return redone + earlier
 
     # --- ending -------------------------------------------------------------------------------------------
 

@@ -12,8 +12,10 @@ from paceline.logic.membership import RESTING, WAITING, Worker
 from paceline.logic.weighting import lr_factor, lr_rule_of, omega
 from paceline.messages import Accept, Factor, Fold, Gone, PartNorm, Ready
 from paceline.roles.epochs import Epochs
-from paceline.roles.job import Job
+from paceline.roles.job import Folded, Job
 
+MEASURE_EVERY = 10
+"""Servers measure the norms of one update in so many, for the gauges."""
 CLIP_EPSILON = 1e-6
 """As in torch.nn.utils.clip_grad_norm_."""
 
@@ -66,6 +68,7 @@ class Folds:
             ready.clip,
             ready.buffer_samples,
             worker,
+            ready.norm,
         )
         job.pending.append(pending)
         due = self.due()
@@ -101,22 +104,31 @@ class Folds:
         if lowest.hyper and lowest.hyper != self._sent_hyper:
             hyper = self._sent_hyper = lowest.hyper
         absent = absent_in_all([one.absent for one in pending]) if lowest.absent else b""
-        fold = Fold(job.version, weighed.members, weighed.scale, weighed.lr_factor * self._factor(), hyper, absent, lowest.clip)
+        measure = job.gauges is not None and job.version % MEASURE_EVERY == 1
+        rate, correction = weighed.lr_factor * self._factor(), job.pace.correction
+        fold = Fold(job.version, weighed.members, weighed.scale, rate, hyper, absent, lowest.clip, measure)
         job.order(fold)
-        correction = job.pace.correction
         if needs_factor(fold, correction):
             self.norms[job.version] = Norm(lowest.clip, correction.strength if correction.rule == "bound" else None, job.now_s)
         self._book(weighed)
+        if job.gauges is not None:
+            # a clipped or corrected gradient says nothing of the noise in what the workers computed
+            as_it_is = measure and not lowest.clip and job.pace.correction.rule == "none" and job.pace.weighting.rule == "none"
+            members = [(one.samples, one.norm) for one in weighed.pending] if as_it_is else []
+            job.gauges.folded(job.version, weighed.num_samples, weighed.stalenesses, job.now_s, members=members, lr_factor=rate)
         return pending
 
     def _book(self, weighed: Weighed) -> None:
         job, leases, tallies = self.job, self.epochs.leases, self.job.accounts.tallies
         ledger, distinct = leases.ledger, job.pace.distinct
         members: list[dict[str, object]] = []
+        kept, epoch = job.kept, self.epochs.index
         for one, member, tau in zip(weighed.pending, weighed.members, weighed.stalenesses, strict=True):
             owner = one.owner
             tallies[one.worker].samples += one.samples
             owner.num_pending -= 1
+            if kept is not None:
+                kept.append(Folded(epoch, one.positions, one.samples))
             if ledger is not None:
                 ledger.fold(one.positions)
             if owner.is_gone:

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from paceline.logic.fold import Pending
 from paceline.logic.membership import Membership, Worker
 from paceline.logic.progress import Progress
+from paceline.logic.signals import Gauges
 from paceline.messages import Address, Halt, Message, ModelSpec
+from paceline.pace import Pace
 from paceline.roles.accounts import Accounts
 from paceline.roles.effects import Effect, End, JobSettings, Note, Send, Warn
+
+
+class Folded(NamedTuple):
+    """One gradient of an update: the epoch and the entries that it was of, and their samples."""
+
+    epoch: int
+    positions: tuple[int, ...]
+    samples: int
 
 
 class Job:
     """The state that more than one part reads.
 
     `outbox` holds the effects of the event in hand, which came at `now_s`; `heard_s` is when a message came last.
-    `servers` hold a shard each, the rest of `all_servers` none. `stopping` is why the run is to end early, empty while not.
+    `servers` hold a shard each, the rest of `all_servers` none. `stopping` is why the run is to end early, empty while not;
+    `said_bye`: some worker's script has ended well.
+    `gauges` measure for a policy, None when nobody reads them. While the shards keep a state to go back to, `kept` says
+    what was folded since; `floor` is the version of the last Restore. `divergence` is what became non-finite
+    for good in the event in hand, empty while nothing has.
     """
 
     def __init__(self, settings: JobSettings, now_s: float) -> None:
@@ -33,7 +49,11 @@ class Job:
         self.gradient_bytes = 0
         self.outbox: list[Effect] = []
         self.stopping = ""
-        self.ended = False
+        self.said_bye = self.ended = False
+        self.gauges: Gauges | None = None
+        self.kept: list[Folded] | None = None
+        self.floor = 0
+        self.divergence = ""
 
     def send(self, to: Address, message: Message) -> None:
         """Queue a message."""
@@ -55,6 +75,13 @@ class Job:
     def warn(self, sentence: str) -> None:
         """Queue a sentence for the user."""
         self.outbox.append(Warn(sentence))
+
+    def warn_if_clipped(self, pace: Pace) -> None:
+        """Say so when fewer workers are live than `pace` wants different ones of; not at the end, when they leave anyway."""
+        num_live, quorum = len(self.members.workers), pace.quorum
+        if pace.distinct and quorum.rule == "count" and 0 < num_live < quorum.value and not self.said_bye:
+            clipped = f"{num_live} are live: each update takes what they have"
+            self.warn(f"pace {pace.name} asks for {quorum.value} different workers and {clipped}")
 
     def end(self, code: int, sentence: str) -> None:
         """End the job for everyone, once."""

@@ -6,9 +6,12 @@ slowest when that one has gone on.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from paceline.logic.gate import UNTIL_SLOWEST, admit, may_start
 from paceline.logic.membership import ASKING, COMPUTING, RESTING, WAITING, Worker
-from paceline.messages import Begin, Ready, Start
+from paceline.logic.signals import Gauges
+from paceline.messages import Begin, Keep, Ready, Restore, SetPace, Start
 from paceline.pace import Pace
 from paceline.roles.effects import Send
 from paceline.roles.epochs import Epochs
@@ -17,16 +20,35 @@ from paceline.roles.job import Job
 
 NOT_FINITE_IN_A_ROW = 10
 REFUSED_TOO_OFTEN = 3
+RAMP_SHARE = 0.07
+"""The part of the updates left over which a `ramp` brings the momentum back (Sync-Switch, Li et al. 2021)."""
+
+
+class Change(NamedTuple):
+    """Another pace, asked for. With `keeps` the shards keep their state behind it; with `restores` they go back to that first.
+
+    `ramp_updates` is over how many updates the momentum comes back when the pace ramps it.
+    """
+
+    pace: Pace
+    why: str
+    keeps: bool = False
+    restores: bool = False
+    ramp_updates: int = 0
 
 
 class Steps:
-    """`waiting` are the members that asked to start and may not yet; `mean_s` is what a step takes of late."""
+    """`waiting` are the members that asked to start and may not yet; `mean_s` is what a step takes of late.
+
+    `change` is the one that was asked for and is not made yet; `leads` are bounds of single workers in place of the pace's.
+    """
 
     def __init__(self, job: Job, epochs: Epochs, folds: Folds) -> None:
         self.job, self.epochs, self.leases, self.folds = job, epochs, epochs.leases, folds
         self.waiting: dict[int, Worker] = {}
         self.mean_s = 0.0
-        self._next_pace: tuple[Pace, str] | None = None
+        self.change: Change | None = None
+        self.leads: dict[int, int] = {}
 
     # --- a gradient ---------------------------------------------------------------------------------------
 
@@ -43,9 +65,11 @@ class Steps:
         if ready.hyper:
             worker.hyper = ready.hyper
         job.accounts.stepped(worker.id, ready, job.gradient_bytes)
+        if job.gauges is not None:
+            self._gauge(job.gauges, worker, ready)
         self.mean_s += 0.05 * (ready.compute_s - self.mean_s)
         base = min(ready.versions)
-        verdict = admit(job.pace, norm=ready.norm, base=base, version=job.version)
+        verdict = admit(job.pace, norm=ready.norm, base=base, version=job.version, floor=job.floor)
         job.members.move(worker, ASKING)
         if job.pace.max_lead is not None:
             job.progress.answered(worker.id)
@@ -70,8 +94,7 @@ class Steps:
         job.note("refuse", worker=worker.id, step=ready.step, reason=reason)
         if worker.not_finite >= NOT_FINITE_IN_A_ROW:
             in_a_row = f"{worker.not_finite} gradients in a row that were not finite"
-            job.end(1, f"worker {worker.id} pushed {in_a_row}, the last in step {ready.step}")
-            return
+            job.divergence = f"worker {worker.id} pushed {in_a_row}, the last in step {ready.step}"
         if worker.stale == REFUSED_TOO_OFTEN:
             advice = "bound its lead instead, for example with --pace ssp:3"
             job.warn(f"worker {worker.id} was refused {worker.stale} times in a row as too stale; {advice}")
@@ -93,8 +116,9 @@ class Steps:
     def ask(self, worker: Worker) -> None:
         """May it start? If not, it waits; whoever changes the reason asks again."""
         job = self.job
-        lead = 0 if job.pace.max_lead is None else job.progress.lead(worker.id)
-        verdict = may_start(job.pace, lead=lead, has_pending=worker.num_pending > 0)
+        bound = self.lead_of(worker.id)
+        lead = 0 if bound is None else job.progress.lead(worker.id)
+        verdict = may_start(job.pace, lead=lead, has_pending=worker.num_pending > 0, max_lead=bound)
         if verdict.ok:
             self._start(worker)
             return
@@ -102,8 +126,8 @@ class Steps:
         self.leases.recount(worker)
         worker.since_s = job.now_s
         self.waiting[worker.id] = worker
-        if verdict is UNTIL_SLOWEST:
-            job.progress.block(worker.id)
+        if verdict is UNTIL_SLOWEST and bound is not None:
+            job.progress.block(worker.id, bound)
 
     def _start(self, worker: Worker) -> None:
         job, leases = self.job, self.leases
@@ -152,6 +176,7 @@ class Steps:
     def removed(self, worker: Worker) -> None:
         """A member is gone: nobody asks for it any more."""
         self.waiting.pop(worker.id, None)
+        self.leads.pop(worker.id, None)
         self.job.progress.remove(worker.id)
 
     # --- updates and the pace -----------------------------------------------------------------------------
@@ -160,19 +185,19 @@ class Steps:
         """After any event: let go who waited for the slowest, fold what is due by quorum or because nothing more can come."""
         job = self.job
         while True:
-            if self._next_pace is not None and not job.pending:
-                self._ask_all(self._change_pace())
+            if self.change is not None and not job.pending and self._may_make(self.change):
+                self._ask_all(self._make(self.change))
             if job.progress.num_blocked:
-                self._ask_all([self.waiting.get(number) for number in job.progress.unblocked(job.pace.max_lead)])
-            if not job.pending or not (self.folds.due() or (self._next_pace is not None and not job.members.crowd.in_place)):
+                self._ask_all([self.waiting.get(number) for number in job.progress.unblocked()])
+            if not job.pending or not (self.folds.due() or (self.change is not None and not job.members.crowd.in_place)):
                 return
             self._fold()
 
     def _fold(self) -> None:
         """Make an update and, when one is asked for, the change of pace after it; those who waited for either are asked."""
         members = self.folds.make()
-        if self._next_pace is not None:
-            self._ask_all(self._change_pace())
+        if self.change is not None and self._may_make(self.change):
+            self._ask_all(self._make(self.change))
         elif self.job.pace.distinct:
             self._ask_all([one.owner for one in members])
 
@@ -186,19 +211,63 @@ class Steps:
         if self.job.pending and not self.job.members.crowd.in_place:
             self._fold()
 
-    def next_pace(self, pace: Pace, why: str) -> None:
+    def ask_for(self, change: Change) -> None:
         """Ask for another pace. What is pending is folded under the old one first, once nobody computes in place."""
-        self._next_pace = (pace, why)
+        self.change = change
 
-    def _change_pace(self) -> list[Worker | None]:
+    def lead_of(self, worker: int) -> int | None:
+        """How far `worker` may be ahead of the slowest."""
+        bound = self.job.pace.max_lead
+        return bound if bound is None else self.leads.get(worker, bound)
+
+    def set_lead(self, worker: Worker, lead: int) -> None:
+        """Between two updates: another bound for one worker, who is asked again if it waits."""
+        self.leads[worker.id] = lead
+        self.job.note("lead", worker=worker.id, lead=lead, version=self.job.version)
+        self._ask_all([worker])
+
+    def _may_make(self, change: Change) -> bool:
+        """Going back writes the shards, on which nobody may compute meanwhile."""
+        return not (change.restores and self.job.members.crowd.in_place)
+
+    def _make(self, change: Change) -> list[Worker | None]:
         """Put the next pace in force, all leads at 0; returns those whom it may let go on."""
-        assert self._next_pace is not None
-        job, (pace, why) = self.job, self._next_pace
-        self._next_pace = None
-        job.note("pace", **{"from": job.pace.name, "to": pace.name, "why": why})
-        job.pace = pace
+        job, self.change = self.job, None
+        if change.restores:
+            self._restore(change)
+        place = {"version": job.version, "samples": job.accounts.samples}
+        job.note("pace", **{"from": job.pace.name, "to": change.pace.name, "why": change.why, **place})
+        job.order(SetPace(job.version, change.pace, change.ramp_updates))
+        job.kept = [] if change.keeps else None
+        if change.keeps:
+            job.order(Keep(job.version))
+        job.pace = change.pace
         job.num_paces += 1
         job.accounts.moves += 1
         job.progress.reset()
+        self.leads.clear()
         self.folds.grace_until_s = None
+        if job.gauges is not None:
+            job.gauges.moved()
         return list(self.waiting.values())
+
+    def _restore(self, change: Change) -> None:
+        """The shards take back what they kept: a version of its own, and what was folded since is undone."""
+        job, kept = self.job, self.job.kept or []
+        job.version += 1
+        job.floor = job.version
+        job.order(Restore(job.version))
+        undone = self.epochs.undo(kept)
+        names = {"from": job.pace.name, "to": change.pace.name, "why": change.why}
+        job.note("restore", version=job.version, samples=job.accounts.samples, undone=undone, **names)
+
+    def _gauge(self, gauges: Gauges, worker: Worker, ready: Ready) -> None:
+        gauges.stepped(
+            worker.id,
+            compute_s=ready.compute_s,
+            wait_s=ready.wait_s,
+            exchange_s=ready.exchange_s,
+            samples=ready.samples,
+            now_s=self.job.now_s,
+        )
+        gauges.hyper(ready.hyper)

@@ -89,20 +89,15 @@ class WorkerRole:
     """One worker: `step_index` counts its steps, `buffer` is the gradient buffer to write now."""
 
     def __init__(self, worker: int, incarnation: int, num_servers: int) -> None:
-        self.worker = worker
-        self.incarnation = incarnation
+        self.worker, self.incarnation = worker, incarnation
         self.servers = [Address("server", shard) for shard in range(num_servers)]
-        self.step_index = 0
+        self.step_index = self.clock = self.first = 0
         self.versions = [0] * num_servers
         self.held: deque[Leased] = deque()
         self.unfetched: deque[Leased] = deque()
         self.started: list[Leased] = []
-        self.granted = False
-        self.in_place = False
-        self.clock = 0
+        self.granted = self.in_place = self.stopping = False
         self.pace: Pace | None = None
-        self.stopping = False
-        self.first = 0
         self._in_flight = [-1, -1]
 
     @property

@@ -199,10 +199,10 @@ class _Trial:
             self._start(worker, now_s)
             return
         if self.progress.lead(worker) > max_lead:
-            self.progress.block(worker)
+            self.progress.block(worker, max_lead)
         else:
             self._start(worker, now_s)
-        for freed in self.progress.unblocked(max_lead):
+        for freed in self.progress.unblocked():
             self._start(freed, now_s)
 
     def _start(self, worker: int, now_s: float) -> None:
