@@ -21,7 +21,7 @@ from paceline.logic.policies.policy import Decision, Move, Policy
 from paceline.logic.safety import dwell_share, may_move
 from paceline.logic.sentence import numbers_in, written
 from paceline.logic.signals import Signals
-from paceline.pace import parse_pace
+from paceline.pace import check_pace, parse_pace
 
 SLOW = noisy(4, seed=1, spread=0.05, slow=4.0)
 EVEN = noisy(4, seed=1, spread=0.02)
@@ -138,6 +138,17 @@ def test_goodput_takes_the_best_pace_that_the_guard_leaves_it(fields, history, c
     check(policy("hybrid").decide(signals(**fields), history), chosen, word)
 
 
+@pytest.mark.parametrize("text", ["hybrid", "hybrid:stragglers", "hybrid:adasync:9"])
+@pytest.mark.parametrize(("num_at_start", "live"), [(1, 5), (2, 5), (3, 8), (8, 3), (8, 1)])
+def test_workers_that_join_or_leave_never_make_a_pace_that_cannot_be(text, num_at_start, live):
+    """A quorum above the workers at the start is refused, so no policy asks for one, however many are live."""
+    times = [(0.1,) * 32] * (live - 1) + [(0.1,) * 16 + (0.4,) * 16]
+    decision = policy(text).decide(signals(times=times, share=0.05, num_at_start=num_at_start, loss=0.1, loss_first=2.0), ())
+    chosen = [one.pace for one in decision.candidates] + ([decision.pace.name] if decision.pace else [])
+    for name in chosen:
+        check_pace(parse_pace(name), num_at_start)
+
+
 def test_every_candidate_is_said_with_its_goodput():
     decision = policy("hybrid").decide(signals(times=SLOW), ())
     assert [one.pace for one in decision.candidates] == ["sync", "backup:1", "ksync:2", "kasync:2", "ssp:3", "async"]
@@ -186,7 +197,7 @@ def test_a_planted_slower_candidate_is_never_chosen(seed, planted, num_workers):
     """Each of them wastes most of even workers' work: by dropping it, by waiting, or by steps that are too long."""
     original = goodput.candidates_for
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(goodput, "candidates_for", lambda number: [*original(number), parse_pace(planted)])
+        patch.setattr(goodput, "candidates_for", lambda live, start: [*original(live, start), parse_pace(planted)])
         decision = policy("hybrid").decide(signals(times=noisy(num_workers, seed=seed, spread=0.2)), ())
     assert planted in [one.pace for one in decision.candidates]
     assert decision.pace is None or decision.pace.name != planted

@@ -35,7 +35,7 @@ class AdaSync:
     def decide(self, signals: Signals, history: Sequence[Move]) -> Decision:
         """The quorum for the loss now, at least the largest there was."""
         sentence = Sentence()
-        num_workers = max(1, signals.num_workers)
+        num_workers = max(1, min(signals.num_workers, signals.num_at_start))
         before = max([quorum_of(signals.pace), *(quorum_of(move.after) for move in history if move.kind != "restore")])
         first = min(num_workers, self.first or ceil(num_workers / 2))
         loss, begun = signals.loss, signals.loss_first

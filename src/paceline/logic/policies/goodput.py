@@ -25,17 +25,18 @@ LEAST_SCALE, MOST_SCALE = 0.5, 1.25
 """Bounds on measured over predicted rate of the pace in force, which corrects all predictions."""
 
 
-def candidates_for(num_workers: int) -> list[Pace]:
-    """The paces that are weighed, nearest to sync first.
+def candidates_for(num_workers: int, num_at_start: int) -> list[Pace]:
+    """The paces that are weighed, nearest to sync first; none needs more different workers than the run began with.
 
-    >>> [pace.name for pace in candidates_for(4)]
+    >>> [pace.name for pace in candidates_for(4, 4)]
     ['sync', 'backup:1', 'ksync:2', 'kasync:2', 'ssp:3', 'async']
     """
     names = ["sync"]
-    if num_workers > 2:
+    sure = min(num_workers, num_at_start)
+    if sure > 2:
         names.append("backup:1")
-    if num_workers > 3:
-        half = ceil(num_workers / 2)
+    if sure > 3:
+        half = ceil(sure / 2)
         names += [f"ksync:{half}", f"kasync:{half}"]
     if num_workers > 1:
         names += ["ssp:3", "async"]
@@ -68,7 +69,7 @@ class Goodput:
         """The best candidate when it is BETTER than the pace in force."""
         if (waiting := unmeasured(signals)) is not None:
             return waiting
-        paces = {pace.name: pace for pace in candidates_for(signals.num_workers)}
+        paces = {pace.name: pace for pace in candidates_for(signals.num_workers, signals.num_at_start)}
         current = paces.setdefault(signals.pace, parse_pace(signals.pace))
         weighed = self.weigh(signals, list(paces.values()))
         now = next(one for one in weighed if one.pace == current.name)

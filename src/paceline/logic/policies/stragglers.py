@@ -74,7 +74,7 @@ class Stragglers:
         before, lately, evens_out = times
         name, waste = signals.pace, wasted(lately)
         lost = f"workers would wait {sentence.percent('wasted', waste)} of their time in sync"
-        slow = self._slow(lately)
+        slow = min(self._slow(lately), signals.num_at_start - 1)
         if name == "async":
             return None, f"{name} stays to the end: {lost}"
         if name == "sync" and (waste < HIGH or not slow):
