@@ -156,7 +156,7 @@ def test_a_part_of_an_update_that_nobody_knows_is_passed_over():
 
 
 def test_an_update_whose_parts_never_come_is_given_up():
-    gauges = in_sync(200)
+    gauges = in_sync(600)
     part(gauges, 1, num_parts=1)
     assert read(gauges).relative_change is None
 

@@ -87,7 +87,7 @@ SETTLING_STEPS = 2
 """A worker's first steps pay for its caches and its allocator, and say nothing about the later ones."""
 WINDOW_STALENESSES = 512
 """Folded gradients behind the distribution of staleness."""
-OPEN_UPDATES = 64
+OPEN_UPDATES = 512
 """Updates whose parts of the norms are still awaited; older ones are given up."""
 
 
