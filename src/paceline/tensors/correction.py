@@ -104,6 +104,10 @@ class GapAware(Rule):
 
     sees_steps = True
 
+    def __init__(self, strength: float, num_elements: int) -> None:
+        super().__init__(strength, num_elements)
+        self.masks = torch.empty(PIECE_ELEMENTS)
+
     def correct(self, one: Overtaken) -> None:
         """Divide."""
         one.gradient.div_(self.penalty(one))
@@ -115,10 +119,12 @@ class GapAware(Rule):
 
     def stepped(self, piece: Piece, change: Change) -> None:
         """Renew the mean."""
-        length, mean, room = change.of(piece).abs_(), self.memory.of(piece), self.room[: piece.num_elements]
-        torch.lerp(mean, length, LENGTHS_RENEWED, out=room)
-        torch.where(mean == 0.0, length, room, out=room)
-        torch.where(length == 0.0, mean, room, out=mean)
+        length, mean = change.of(piece).abs_(), self.memory.of(piece)
+        # the share of the new length: 1 in an element's first update, 0 where it stayed; masks of booleans are far slower
+        share, has_moved = self.room[: piece.num_elements], self.masks[: piece.num_elements]
+        torch.eq(mean, 0.0, out=share).mul_(1.0 - LENGTHS_RENEWED).add_(LENGTHS_RENEWED)
+        share.mul_(torch.ne(length, 0.0, out=has_moved))
+        mean.addcmul_(length.sub_(mean), share)
 
 
 class GapAwareSteps(GapAware):
