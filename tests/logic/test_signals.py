@@ -60,6 +60,14 @@ def test_rates_and_what_is_left_follow_the_sample_clock():
     assert seen.updates_left == pytest.approx(10.0)
 
 
+def test_a_pause_between_two_epochs_is_in_no_rate():
+    gauges = in_sync(10)
+    gauges.resumed(60.0)
+    for version in range(11, 21):
+        gauges.folded(version, 32, [0] * 4, 60.0 + 0.5 * (version - 10), members=(), lr_factor=1.0)
+    assert read(gauges, version=20).samples_per_s == pytest.approx(64.0)
+
+
 def test_without_a_plan_there_is_no_share():
     seen = read(in_sync(10))
     assert (seen.share, seen.updates_left) == (None, None)

@@ -193,27 +193,54 @@ class Mark(NamedTuple):
     updates: int
 
 
+class Rate(NamedTuple):
+    """What came a second, 0 while less than a round did, and how many samples an update had."""
+
+    samples_per_s: float = 0.0
+    gradients_per_s: float = 0.0
+    updates_per_s: float = 0.0
+    samples_per_update: float = 0.0
+
+
 class Rates:
-    """Samples, gradients and updates a second over the last WINDOW_ROUNDS rounds; a round has as many gradients as workers."""
+    """Rates over the last WINDOW_ROUNDS rounds, pauses left out; a round has as many gradients as workers.
+
+    >>> rates = Rates()
+    >>> for now_s in (1.0, 1.5, 2.0):
+    ...     rates.add(32, 4, now_s, 4)
+    >>> rates.resumed(9.0)
+    >>> rates.add(32, 4, 9.5, 4)
+    >>> rates.read().samples_per_s
+    64.0
+    """
 
     def __init__(self) -> None:
         self._marks: deque[Mark] = deque(maxlen=WINDOW_ROUNDS + 1)
         self._samples = self._gradients = self._updates = 0
+        self._last_s = self._paused_s = 0.0
 
     def add(self, samples: int, gradients: int, now_s: float, num_workers: int) -> None:
         """An update was made."""
         self._samples += samples
         self._gradients += gradients
         self._updates += 1
+        self._last_s = now_s
         if not self._marks or self._gradients - self._marks[-1].gradients >= num_workers:
-            self._marks.append(Mark(now_s, self._samples, self._gradients, self._updates))
+            self._marks.append(Mark(now_s - self._paused_s, self._samples, self._gradients, self._updates))
 
-    def between(self) -> Mark:
-        """What came in the window, and in how many seconds; zeros when less than a round did."""
-        if len(self._marks) < 2:
-            return Mark(0.0, 0, 0, 0)
+    def resumed(self, now_s: float) -> None:
+        """Nothing was to be done since the last update."""
+        if self._updates:
+            self._paused_s += now_s - self._last_s
+            self._last_s = now_s
+
+    def read(self) -> Rate:
+        """The rates now."""
+        if len(self._marks) < 2 or self._marks[-1].now_s <= self._marks[0].now_s:
+            return Rate()
         first, last = self._marks[0], self._marks[-1]
-        return Mark(last.now_s - first.now_s, last.samples - first.samples, last.gradients - first.gradients, last.updates - first.updates)
+        seconds, samples, updates = last.now_s - first.now_s, last.samples - first.samples, last.updates - first.updates
+        return Rate(samples / seconds, (last.gradients - first.gradients) / seconds, updates / seconds, samples / updates)
 
     def begin_anew(self) -> None:
         """A change of pace: no rate goes across it."""

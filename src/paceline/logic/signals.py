@@ -224,6 +224,10 @@ class Gauges:
         self._loss.begin_anew()
         self._old_change, self._change = self._change.mean, Smoothed(WINDOW_FOLDS)
 
+    def resumed(self, now_s: float) -> None:
+        """An epoch begins: since the last update there was nothing to be done, an evaluation perhaps. Rates leave that out."""
+        self._rates.resumed(now_s)
+
     def planned(self, total_samples: int | None) -> None:
         """How many samples the run will fold, None while that is not known."""
         self._total = total_samples or None
@@ -256,10 +260,9 @@ class Gauges:
             for number in sorted(self._workers)
         )
         times = [worker.compute_s for worker in workers if worker.num_steps > SETTLING_STEPS]
-        rate, stalenesses, slope = self._rates.between(), sorted(self._stalenesses), self._loss.slope
-        per_update = rate.samples / rate.updates if rate.updates else 0.0
+        rate, stalenesses, slope = self._rates.read(), sorted(self._stalenesses), self._loss.slope
         share = min(1.0, self._samples / self._total) if self._total else None
-        left = max(0, self._total - self._samples) / per_update if self._total and per_update else None
+        left = max(0, self._total - self._samples) / rate.samples_per_update if self._total and rate.samples_per_update else None
         change = self._change.mean
         return Signals(
             pace=pace,
@@ -273,9 +276,9 @@ class Gauges:
             warming_up=self._warmup.holds(self._samples),
             straggler_ratio=1.0 - mean(times) / max(times) if times and max(times) > 0.0 else 0.0,
             exchange_ratio=_ratio(workers),
-            samples_per_s=_per_second(rate.samples, rate.now_s),
-            gradients_per_s=_per_second(rate.gradients, rate.now_s),
-            updates_per_s=_per_second(rate.updates, rate.now_s),
+            samples_per_s=rate.samples_per_s,
+            gradients_per_s=rate.gradients_per_s,
+            updates_per_s=rate.updates_per_s,
             staleness_mean=mean(stalenesses),
             staleness_p50=quantile(stalenesses, 0.5),
             staleness_p95=quantile(stalenesses, 0.95),
@@ -314,7 +317,3 @@ class Gauges:
 def _ratio(workers: Sequence[WorkerSignals]) -> float:
     computed = sum(worker.compute_s for worker in workers)
     return sum(worker.exchange_s for worker in workers) / computed if computed > 0.0 else 0.0
-
-
-def _per_second(count: int, seconds: float) -> float:
-    return count / seconds if seconds > 0.0 else 0.0
