@@ -237,10 +237,11 @@ class Steps:
             self._restore(change)
         place = {"version": job.version, "samples": job.accounts.samples}
         job.note("pace", **{"from": job.pace.name, "to": change.pace.name, "why": change.why, **place})
-        job.order(SetPace(job.version, change.pace, change.ramp_updates))
         job.kept = [] if change.keeps else None
         if change.keeps:
+            # before the momentum may be set to zero
             job.order(Keep(job.version))
+        job.order(SetPace(job.version, change.pace, change.ramp_updates))
         job.pace = change.pace
         job.num_paces += 1
         job.accounts.moves += 1
