@@ -29,7 +29,7 @@ class Accounts:
 
     def __init__(self) -> None:
         self.samples = self.num_steps = self.pushed_bytes = self.pulled_bytes = self.refused = self.moves = 0
-        self.uncounted = 0
+        self.uncounted = self.decisions = self.restores = 0
         self.ledgers = Ledgers()
         self.tallies: dict[int, Tally] = {}
         self.stalenesses: dict[int, int] = {}
@@ -138,6 +138,8 @@ class Accounts:
             "uncounted": self.uncounted,
             "refused": self.refused,
             "moves": self.moves,
+            "decisions": self.decisions,
+            "restores": self.restores,
             "paces": self.paces,
             "lost": self.lost,
         }

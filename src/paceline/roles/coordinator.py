@@ -293,6 +293,7 @@ class Coordinator:
             len(job.members.workers),
             self.patience.late(),
             self.enrolment.forming is Forming.BEGUN,
+            tuple(sorted(self.moves.parts.items())),
         )
 
     def summary(self) -> dict[str, object]:

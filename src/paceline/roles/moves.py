@@ -59,7 +59,6 @@ class Moves:
         self._parts_before: dict[int, float] | None = None
         self._promise: Promise | None = None
         self._consulted: tuple[int, Signals] | None = None
-        self._said: set[str] = set()
 
     # --- what is measured ---------------------------------------------------------------------------------
 
@@ -148,7 +147,7 @@ class Moves:
         )
 
     def advised(self, number: int, pace: Pace | None, why: str, error: str) -> None:
-        """What the user's policy answered to `number`; with an `error` the pace stays, and the run says so, once for each kind."""
+        """What the user's policy answered to `number`; with an `error`, of which the engine tells the user, the pace stays."""
         if self._consulted is None or self._consulted[0] != number:
             return
         signals, self._consulted = self._consulted[1], None
@@ -157,9 +156,6 @@ class Moves:
                 check_pace(pace, self.job.settings.num_workers)
             except ConfigError as refused:
                 pace, error = None, str(refused)
-        if error and error not in self._said:
-            self._said.add(error)
-            self.job.warn(f"the policy of {self.job.settings.hybrid} failed: {error}; the pace stays {self.job.pace.name}")
         self._weigh(Decision(pace, why), signals, error=error)
 
     # --- a decision ---------------------------------------------------------------------------------------
@@ -214,6 +210,7 @@ class Moves:
         names = {"from": self.job.pace.name, "to": before.name}
         self.job.outbox.append(Decide({"event": "restore", **place, **names, "why": why, "inputs": inputs}))
         self._promise = None
+        self.job.accounts.restores += 1
         self._made(before, why, signals, kind="restore")
         self.steps.ask_for(Change(before, why, restores=True))
 
@@ -259,6 +256,7 @@ class Moves:
 
     def _record(self, decision: Decision, signals: Signals, *, moved: bool, held: str) -> None:
         assert self._hybrid is not None
+        self.job.accounts.decisions += 1
         record: dict[str, object] = {
             "event": "decision",
             "number": self._num_evaluated,

@@ -12,6 +12,7 @@ from time import monotonic
 
 from paceline.config import DEFAULT, Resolved
 from paceline.engine.carry import carry
+from paceline.engine.local.advisor import ROLE, Advisor, Answer
 from paceline.engine.local.child import begin, listener_of
 from paceline.engine.local.final import write_final
 from paceline.errors import ConfigError, ExitCode, PeerLostError, WriteError
@@ -36,7 +37,7 @@ from paceline.messages import (
 )
 from paceline.ports import Delivery
 from paceline.roles.coordinator import Coordinator
-from paceline.roles.effects import Effect, End, JobSettings, Metrics, Note, Send, Warn
+from paceline.roles.effects import Consult, Decide, Effect, End, JobSettings, Metrics, Note, Send, Warn
 from paceline.trace.record import RunRecord
 from paceline.transport import memory
 from paceline.transport.shm import SocketPort
@@ -108,6 +109,8 @@ class CoordinatorProcess:
         self._role = Coordinator(job_settings(resolved), monotonic())
         self._record = RunRecord(self._run_dir, monotonic())
         self._keeper = Keeper()
+        # a script that may still choose another policy is waited for
+        self._advisor = None if resolved.pace_is_open else self._advisor_of(monotonic())
         self._left: set[Address] = set()
         self._end: End | None = None
         self._progress_due_s = 0.0
@@ -122,17 +125,24 @@ class CoordinatorProcess:
                 self._write_final()
         except WriteError as error:
             self._end = self._fail(ExitCode.WRITE_FAILED, str(error))
+        finally:
+            if self._advisor is not None:
+                self._advisor.close()
         return self._close(self._end)
 
     def _turn(self) -> None:
         now_s = monotonic()
         due_s = min(self._role.deadline_s, self._progress_due_s, self._record.deadline_s or self._progress_due_s)
+        if self._advisor is not None:
+            due_s = min(due_s, self._advisor.deadline_s)
         delivery = self._port.receive(max(0.0, due_s - now_s))
         now_s = monotonic()
         if delivery is not None:
             self._take(delivery, now_s)
         if now_s >= self._role.deadline_s:
             self._enact(self._role.expire(now_s), now_s)
+        if self._advisor is not None and now_s >= self._advisor.deadline_s:
+            self._advise(self._advisor.expire(now_s), now_s)
         self._record.flush_if_due(now_s)
         if now_s >= self._progress_due_s:
             self._progress_due_s = now_s + PROGRESS_S
@@ -144,6 +154,9 @@ class CoordinatorProcess:
         sender, message, attachments = delivery
         if sender == SUPERVISOR:
             self._obey(message, now_s)
+        elif sender.role == ROLE:
+            if self._advisor is not None:
+                self._advise(self._advisor.heard(sender, message, now_s), now_s)
         elif message is None:
             self._lose(sender, self._port.reason(sender), now_s)
         else:
@@ -184,8 +197,33 @@ class CoordinatorProcess:
                     self._record.metrics(worker, metrics, epoch=epoch, samples=samples, weight=weight, now_s=now_s)
                 case Warn(sentence=sentence):
                     self._tell(Remark(sentence))
+                case Decide(record=record):
+                    self._record.decide(record, now_s)
+                case Consult():
+                    self._advisor = self._advisor or self._advisor_of(now_s)
+                    assert self._advisor is not None
+                    self._advisor.ask(effect, now_s)
                 case End():
                     self._end = effect
+
+    # --- the user's own policy ----------------------------------------------------------------------------
+
+    def _advisor_of(self, now_s: float) -> Advisor | None:
+        """The policy's process, begun at once, when the run has a policy of the user's own."""
+        settings = self._role.job.settings
+        if settings.hybrid is None or settings.hybrid.policy != "user":
+            return None
+        advisor = Advisor(self._port, settings.hybrid, self._run_dir, settings.num_workers)
+        advisor.start(now_s)
+        return advisor
+
+    def _advise(self, answer: Answer | None, now_s: float) -> None:
+        """Tell the role what the policy says, and the user what is wrong with it."""
+        assert self._advisor is not None
+        while self._advisor.remarks:
+            self._tell(Remark(self._advisor.remarks.pop(0)))
+        if answer is not None:
+            self._enact(self._role.advised(answer.number, answer.pace, answer.why, answer.error, now_s), now_s)
 
     def _tell(self, message: Message) -> None:
         with suppress(PeerLostError):
