@@ -435,6 +435,15 @@ def test_a_thousand_who_say_nothing_keep_nobody_out(unmet: Pair) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+def test_those_who_reset_at_once_do_no_harm(unmet: Pair) -> None:
+    linger = struct.pack("ii", 1, 0)
+    for said in (b"", b"x", b"PLNh" + bytes(36)) * 60:
+        with stranger(unmet.endpoint) as rude:
+            rude.sendall(said)
+            rude.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    serves_its_own(unmet)
+
+
 def test_one_with_a_key_who_never_beats_is_lost(lied_to: Pair, mac: Trust) -> None:
     control = insider(lied_to.endpoint, mac, Lane.CONTROL)
     loses_the_liar(lied_to, "nothing was heard of it for 0.8 s")

@@ -46,6 +46,7 @@ class Arrivals:
 
     def __init__(self, peer: Address, give_up: Callable[[str], None]) -> None:
         self.peer = peer
+        self.num_pieces = 0
         self._give_up = give_up
         self._changed = Condition()
         self._expected: dict[int, Arrival] = {}
@@ -82,6 +83,7 @@ class Arrivals:
         with self._changed:
             arrival.num_writing -= 1
             arrival.num_whole += whole
+            self.num_pieces += 1
             self._changed.notify_all()
             return whole and arrival.num_whole == arrival.spec.num_pieces
 

@@ -49,6 +49,7 @@ class Departures:
 
     def __init__(self, peer: Address) -> None:
         self.peer = peer
+        self.num_pieces = 0
         self._changed = Condition()
         self._waiting: deque[Departure] = deque()
         self._under_way: dict[int, Departure] = {}
@@ -84,6 +85,7 @@ class Departures:
                 if departure.has_piece:
                     number = departure.num_gone
                     departure.num_gone += 1
+                    self.num_pieces += 1
                     if departure.num_gone == departure.spec.num_pieces:
                         self._waiting.remove(departure)
                     return Piece(departure.key, number, departure.spec), departure.data[departure.spec.piece(number)]

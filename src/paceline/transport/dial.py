@@ -37,6 +37,8 @@ def dial(endpoint: Endpoint, me: Identity, peer: Address, trust: Trust, *, timeo
     except OSError as error:
         raise _failure(where, error, timeout_s) from error
     try:
+        # a name may stand for another address by now
+        trust.check(str(sock.getpeername()[0]))
         if isinstance(sock, ssl.SSLSocket):
             sock.settimeout(_left(deadline_s))
             sock.do_handshake()

@@ -43,12 +43,15 @@ class JobKey:
     authority: str = field(repr=False)
 
     def tls(self, *, server_side: bool) -> ssl.SSLContext:
-        """TLS 1.3 in which both ends show a certificate of this job's authority, and of no other."""
+        """TLS 1.3 in which both ends show a certificate of this job's authority, and of no other. Raises ConfigError."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server_side else ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.verify_mode = ssl.CERT_REQUIRED
-        context.load_verify_locations(cadata=self.authority)
-        context.load_cert_chain(self.path)
+        try:
+            context.load_verify_locations(cadata=self.authority)
+            context.load_cert_chain(self.path)
+        except OSError as error:
+            raise ConfigError(f"the certificates in {self.path} cannot be used: {error.strerror or error}") from error
         if server_side:
             # no connection is ever resumed, and a ticket would be written into lanes that only read
             context.num_tickets = 0

@@ -41,6 +41,11 @@ class Peer:
         self._threads: list[LaneThread] = []
         self._num_open: dict[Arrivals | Departures, int] = {self.arrivals: 0, self.departures: 0}
 
+    @property
+    def num_pieces(self) -> int:
+        """How many pieces of tensors have moved, either way."""
+        return self.arrivals.num_pieces + self.departures.num_pieces
+
     # --- connections ----------------------------------------------------------------------------------------
 
     def reserve(self, lane: Lane, number: int) -> bool:

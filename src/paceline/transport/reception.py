@@ -67,9 +67,14 @@ class Reception:
                 return True
             if len(self._pending) >= MAX_PENDING:
                 self._drop_one(f"{MAX_PENDING} others were in their handshake")
-            sock.setblocking(False)
             talk = accepts(self._admit, wire=self._trust.wire, key=self._trust.secret, nonce=secrets.token_bytes(NONCE_BYTES))
-            pending = Pending(self._trust.wrap(sock, server_side=True), str(address[0]), talk, now_s)
+            try:
+                sock.setblocking(False)
+                pending = Pending(self._trust.wrap(sock, server_side=True), str(address[0]), talk, now_s)
+            except OSError:
+                # who has reset the connection already cannot even be asked for its address
+                sock.close()
+                continue
             self._pending[pending.sock.fileno()] = pending
             self._epoll.register(pending.sock.fileno(), select.EPOLLIN)
         return True

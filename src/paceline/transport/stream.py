@@ -21,8 +21,6 @@ from paceline.transport.handshake import Session
 from paceline.transport.wire import Frame, FrameReader, FrameWriter, Kind, Seal
 
 JOIN_BYTES = 1 << 14
-LEAST_BYTES_PER_S = 1 << 16
-"""A frame that has begun may take `stall_s` and a second for every so many bytes."""
 BUFFER_BYTES = 1 << 18
 
 _READ_BYTES = 1 << 16
@@ -86,7 +84,7 @@ class Stream:
         self.sock = sock
         self.stuck_since_s = 0.0
         self.due_s = 0.0
-        """Until when the frame that has begun to come must be there; 0 between frames."""
+        """Until when more must come of the frame that has begun; 0 between frames."""
         self._writer = FrameWriter(line.seals[0])
         self._reader = FrameReader(line.seals[1], kinds, line.session.peer.generation)
         self._queue: deque[Outgoing] = deque()
@@ -212,11 +210,8 @@ class Stream:
                 raise EOFError
             self._reader.feed(data)
             while (item := self._reader.next()) is not None:
-                self.due_s = 0.0
                 yield item
-        missing_bytes = self._reader.missing_bytes
-        if missing_bytes and not self.due_s:
-            self.due_s = now_s + stall_s + missing_bytes / LEAST_BYTES_PER_S
+            self.due_s = now_s + stall_s if self._reader.missing_bytes else 0.0
 
     @property
     def has_more(self) -> bool:

@@ -160,7 +160,7 @@ class Switchboard:
             if not stream.is_clear and now_s - stream.stuck_since_s > self._stall_s:
                 self._lose(control, f"it has not read its messages for {self._stall_s:g} s")
             elif stream.due_s and now_s > stream.due_s:
-                self._lose(control, "a message of it began and did not end")
+                self._lose(control, f"a message of it began, and nothing more came for {self._stall_s:g} s")
 
     # --- ends -----------------------------------------------------------------------------------------------------
 

@@ -82,9 +82,9 @@ class TcpPort:
         return monotonic() - self._peer(peer).progressed_s
 
     def _progress(self) -> int:
-        # waiting for messages is going on: only who neither computes its way here nor waits here stands still
+        # to wait for messages is to go on: only who does not even come back to its port stands still
         self._board.moves += self._board.is_waiting
-        return self._board.moves
+        return self._board.moves + sum(control.peer.num_pieces for control in list(self._board.controls.values()))
 
     def _peer(self, address: Address) -> Peer:
         self._board.adopt()
@@ -101,6 +101,8 @@ class TcpPort:
         try:
             family = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
             listener = socket.create_server((host, port), family=family, backlog=1024)
+            # a name may stand for another address by now
+            self._trust.check(str(listener.getsockname()[0]))
         except OSError as error:
             raise ConfigError(f"{self.me} cannot listen at {Endpoint(host, port)}: {error.strerror or error}") from error
         listener.setblocking(False)
@@ -158,8 +160,15 @@ class TcpPort:
         peer = self._register.find(who)
         if peer is None:
             line.sock.close()
-        else:
+            return
+        try:
             self._put_to_use(peer, who.lane, line, outward=who.lane is Lane.DOWN)
+        except OSError as error:
+            # it was reset between its handshake and now
+            line.sock.close()
+            peer.lose(error.strerror or str(error))
+            if who.lane is Lane.CONTROL:
+                self._register.forget(peer)
 
     # --- messages and tensors -----------------------------------------------------------------------------------
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import ipaddress
 import socket
 import ssl
-from functools import cached_property
 from pathlib import Path
 
 from paceline.errors import ConfigError
@@ -43,6 +42,10 @@ class Trust:
         self._checksum = checksum
         if self.wire is not Wire.PLAIN and key is None:
             raise ConfigError(f"--wire {self.wire.name.lower()} needs a key file: make one with `paceline keys new FILE`")
+        # made now, so that what is wrong with the file is said before anything listens
+        self._contexts: dict[bool, ssl.SSLContext] = {}
+        if self.wire is Wire.TLS and key is not None:
+            self._contexts = {server_side: key.tls(server_side=server_side) for server_side in (True, False)}
 
     def check(self, host: str) -> None:
         """Raise ConfigError when `host` asks for more protection than there is."""
@@ -62,9 +65,8 @@ class Trust:
         """The socket that is talked through: itself, or TLS whose handshake is still to be made."""
         if self.wire is not Wire.TLS:
             return sock
-        context = self._as_server if server_side else self._as_client
         name = None if server_side else MEMBER_NAME
-        return context.wrap_socket(sock, server_side=server_side, server_hostname=name, do_handshake_on_connect=False)
+        return self._contexts[server_side].wrap_socket(sock, server_side=server_side, server_hostname=name, do_handshake_on_connect=False)
 
     def seals(self, session: Session) -> tuple[Seal, Seal]:
         """The seals of what is sent and of what is received in a connection."""
@@ -72,16 +74,6 @@ class Trust:
             return Mac(session.send_key), Mac(session.receive_key)
         seal = HeaderChecksum() if self.wire is Wire.TLS or not self._checksum else Checksum()
         return seal, seal
-
-    @cached_property
-    def _as_server(self) -> ssl.SSLContext:
-        assert self.key is not None
-        return self.key.tls(server_side=True)
-
-    @cached_property
-    def _as_client(self) -> ssl.SSLContext:
-        assert self.key is not None
-        return self.key.tls(server_side=False)
 
 
 def trust_for(host: str, key: JobKey | None, wire: Wire | None = None) -> Trust:
