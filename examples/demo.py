@@ -95,9 +95,9 @@ def _move(change: Change, samples: int) -> Move:
     return Move(move.samples / samples if change.share is None else change.share, move.after, move.why, move.undone is not None)
 
 
-def table(title: str, outcomes: list[Outcome]) -> Table:
+def table(outcomes: list[Outcome]) -> Table:
     """The outcomes side by side: moves, times relative to the first, the best accuracy, the mean staleness, the time spent waiting."""
-    shown = Table(title=title, title_justify="left", box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    shown = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     shown.add_column("pace", no_wrap=True)
     for column in ("time", "ratio", "samples/s", "best\naccuracy", "mean\nstaleness", "waiting"):
         shown.add_column(column, justify="right")
@@ -122,7 +122,7 @@ def told(move: Move) -> str:
 def slowed(slow: Slow) -> str:
     """Who is slow, and when."""
     when = "" if (slow.start, slow.stop) == (0.0, 1.0) else f" from {slow.start:.0%} to {slow.stop:.0%} of the work"
-    return f"worker {slow.worker} {slow.factor:g} times slower{when}"
+    return f"worker {slow.worker} is {slow.factor:g} times slower{when}"
 
 
 def main() -> None:
@@ -147,7 +147,8 @@ def main() -> None:
     console.print()
     title = f"MNIST digits on {args.workers} workers, {who}"
     outcomes = [outcome(pace, out) for pace, out in runs.items()]
-    console.print(table(title, outcomes))
+    console.print(f"[bold]{title}[/]", highlight=False)
+    console.print(table(outcomes))
     console.print()
     for one in outcomes:
         for move in one.moves:

@@ -79,7 +79,8 @@ def write_updates(record: RunRecord, num_updates: int, num_workers: int, pace: s
         now_s = 2.0 + 0.01 * version
         for move in moves:
             if move.version == version:
-                record.note(_moved(move, version), now_s)
+                for event in _moved(move, version):
+                    record.note(event, now_s)
                 pace = move.after
         member = {"worker": version % num_workers, "step": version // num_workers, "staleness": version % 4, "weight": 1.0}
         record.note({"event": "update", "version": version, "samples": BATCH * version, "pace": pace, "members": [member]}, now_s)
@@ -90,9 +91,10 @@ def write_updates(record: RunRecord, num_updates: int, num_workers: int, pace: s
     return now_s
 
 
-def _moved(move: Move, version: int) -> dict[str, object]:
+def _moved(move: Move, version: int) -> list[dict[str, object]]:
     told = {"from": move.before, "to": move.after, "why": move.why, "version": version, "samples": BATCH * (version - 1)}
-    return {"event": "pace", **told} if move.undone is None else {"event": "restore", "undone": move.undone, **told}
+    restored = [] if move.undone is None else [{"event": "restore", "undone": move.undone, **told}]
+    return [*restored, {"event": "pace", **told}]
 
 
 HYBRID = (

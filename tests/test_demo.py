@@ -17,7 +17,7 @@ def test_the_table_names_the_moves_of_the_hybrid_run_and_fits_a_terminal(tmp_pat
     outcomes = [demo.outcome(pace, out) for pace, out in runs.items()]
     shown = StringIO()
     console = Console(width=80, file=shown)
-    console.print(demo.table("one of four is slow", outcomes))
+    console.print(demo.table(outcomes))
     lines = [line.rstrip() for line in shown.getvalue().splitlines()]
     assert [line.strip() for line in lines[-3:]] == ["async from 33%", "back to sync at 60%", "backup:1 from 80%"]
     assert not any("…" in line for line in lines)
@@ -27,6 +27,6 @@ def test_the_table_names_the_moves_of_the_hybrid_run_and_fits_a_terminal(tmp_pat
 
 def test_who_is_slow_is_said_with_the_part_of_the_work() -> None:
     assert [demo.slowed(one) for one in slow_list("1=3@0.33-0.66,2=4")] == [
-        "worker 1 3 times slower from 33% to 66% of the work",
-        "worker 2 4 times slower",
+        "worker 1 is 3 times slower from 33% to 66% of the work",
+        "worker 2 is 4 times slower",
     ]

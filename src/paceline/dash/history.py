@@ -142,7 +142,10 @@ class History:
         self.refusals[reason] = old._replace(last_s=at_s)
 
     def _pace(self, at_s: float, event: Row) -> None:
-        self._move(at_s, event, None)
+        """A restore is told of twice: the pace that it brings back is no further change."""
+        last = self.moves[-1] if self.moves else None
+        if last is None or last.undone is None or (last.before, last.after) != (words(event, "from"), words(event, "to")):
+            self._move(at_s, event, None)
 
     def _restore(self, at_s: float, event: Row) -> None:
         self._move(at_s, event, int(number(event, "undone")))
