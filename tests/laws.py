@@ -103,6 +103,7 @@ class Referee(Observer):
         self.changing = False
         self.floor = 0
         self.kept: set[Name] | None = None
+        self.keeps = False
         self.restored: list[tuple[int, set[Name]]] = []
 
     # --- events -------------------------------------------------------------------------------------------
@@ -217,7 +218,7 @@ class Referee(Observer):
                 self._changed(message)
             case Keep():
                 require(message.version == self.version, f"version {message.version} is kept when {self.version} is ordered")
-                self.kept = set()
+                self.kept, self.keeps = set(), True
             case Restore():
                 self._restored(message)
             case _:
@@ -226,7 +227,8 @@ class Referee(Observer):
     def _changed(self, change: SetPace) -> None:
         require(not self.pending, f"{self.pending} are pending when the pace becomes {change.pace.name}")
         require(change.version == self.version, f"the pace changes behind {change.version} when {self.version} is ordered")
-        self.pace, self.fewest, self.kept = change.pace, 0, None
+        # what is kept is kept right before the change, whose momentum may be set to zero
+        self.pace, self.fewest, self.kept, self.keeps = change.pace, 0, self.kept if self.keeps else None, False
         for model in self.workers.values():
             model.count, model.bound = 0, None
 
