@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from launch import ROOT, paceline_run
+from launch import ROOT, SCRIPTS, events, paceline_run
 from paceline.cli import main
 from paceline.hybrid import mode_names, parse_mode
 from paceline.logic.signals import Signals, WorkerSignals
 from paceline.pace import KEYS, pace_names, parse_pace
+from paceline.trace.record import each_decision
 
 ENGLISH, CHINESE = (ROOT / "README.md").read_text(), (ROOT / "README.zh-CN.md").read_text()
 PACES, HYBRID = (ROOT / "docs" / "paces.md").read_text(), (ROOT / "docs" / "hybrid.md").read_text()
@@ -121,3 +122,18 @@ def test_the_diff_of_the_readme_runs_as_it_stands(tmp_path: Path) -> None:
     script.write_text(head + body)
     done = paceline_run(script, out=tmp_path / "run", workers=2, pace="ssp:3")
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.timeout(120)
+def test_the_policy_that_the_page_on_hybrid_shows_moves_a_run_with_a_straggler(tmp_path: Path) -> None:
+    (tmp_path / "policy.py").write_text(shown_policy())
+    (tmp_path / "steps").write_text("0.004\n")
+    options: dict[str, object] = {"workers": 4, "servers": 1, "slow": "1=5", "compute": f"recorded:{tmp_path / 'steps'}"}
+    out, pace = tmp_path / "run", f"hybrid:{tmp_path / 'policy.py'}:policy"
+    done = paceline_run(SCRIPTS / "counting.py", "1600", "1", "1", "0", out=out, pace=pace, **options)  # type: ignore[arg-type]
+    assert done.returncode == 0, done.stderr
+    moves = [(event["from"], event["to"]) for event in events(out) if event["event"] == "pace"]
+    assert moves[0] == ("sync", "async")
+    asked = [row for row in each_decision(out) if row["event"] == "decision"]
+    assert {row["held"] for row in asked} == {""}
+    assert "it is too early" in {row["why"] for row in asked}
