@@ -65,10 +65,12 @@ def test_a_policy_moves_once_per_dwell_and_says_how_far_it_is():
     assert may_move(signals(), []).ok
     held = may_move(signals(share=0.25, updates_left=1e6), [move(0.2)])
     assert (held.ok, held.reason) == (False, "the move to async was 5 % of the work ago, its dwell is 12 %")
+    assert held.inputs == {"ago": 5.0, "dwell": 12.0}
     assert may_move(signals(share=0.33, updates_left=1e6), [move(0.2)]).ok
     assert not may_move(signals(share=0.33, updates_left=1e6), [move(0.2), move(0.3, kind="restore")]).ok
     held = may_move(signals(share=None, updates_left=None, version=103), [move(None)])
     assert held.reason == "the move to async was 3 updates ago, its dwell is 50"
+    assert held.inputs == {"ago": 3.0, "dwell": 50.0}
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from paceline.logic.sentence import numbers_in, written
 from paceline.logic.signals import Signals, WorkerSignals
 from paceline.trace.record import DECISIONS, RunRecord
 from paceline.trace.why import story_of
+from randomworlds import play
 
 Row = dict[str, object]
 HELD = "the move to async was 3.4% of the work ago, its dwell is 15.0%"
@@ -107,6 +109,24 @@ def test_every_number_of_a_reason_is_in_the_inputs_of_its_decision(tmp_path: Pat
         assert isinstance(known, dict)
         assert numbers_in(move.why)
         assert set(numbers_in(move.why)) <= set(known.values())
+
+
+def test_in_any_run_every_number_that_is_told_is_in_the_inputs_of_its_line(tmp_path: Path) -> None:
+    """Over worlds of random faults and a policy that moves as it likes, is held, fails and is taken back."""
+    kinds: Counter[str] = Counter()
+    for seed in range(80):
+        lines = play(seed).decisions
+        for row in lines:
+            inputs = row.get("inputs")
+            for key in ("why", "held"):
+                text = str(row.get(key, ""))
+                assert not numbers_in(text) or (isinstance(inputs, dict) and set(numbers_in(text)) <= set(inputs.values())), row
+            kinds[str(row["event"])] += 1
+            kinds["held"] += bool(row.get("held"))
+        if lines:
+            story = story_of(write(tmp_path / str(seed), lines))
+            assert [move.why for move in story.moves] == [row["why"] for row in lines if row.get("moved") or row["event"] == "restore"]
+    assert min(kinds[kind] for kind in ("decision", "restore", "held")) >= 1, kinds
 
 
 def test_every_number_of_a_head_is_in_its_line(tmp_path: Path) -> None:

@@ -11,9 +11,8 @@ from math import isfinite
 
 import msgspec
 
-from paceline.logic.gate import YES, Verdict
 from paceline.logic.policies.policy import Move
-from paceline.logic.sentence import Sentence, written
+from paceline.logic.sentence import Sentence
 from paceline.logic.signals import Signals
 from paceline.pace import Late, Pace
 
@@ -38,6 +37,14 @@ class Judgement(msgspec.Struct, frozen=True):
     goes_back: bool
     is_over: bool
     why: str = ""
+    inputs: dict[str, float] = {}
+
+
+class Leave(msgspec.Struct, frozen=True):
+    """Whether a move may be made now, and why not."""
+
+    ok: bool
+    reason: str = ""
     inputs: dict[str, float] = {}
 
 
@@ -83,17 +90,20 @@ def dwell_is_over(signals: Signals, move: Move) -> bool:
     return signals.share - move.share >= dwell
 
 
-def may_move(signals: Signals, history: Sequence[Move]) -> Verdict:
+def may_move(signals: Signals, history: Sequence[Move]) -> Leave:
     """Whether a policy that judges may move now: once per dwell, whether it moved or was taken back last."""
     if not history or dwell_is_over(signals, history[-1]):
-        return YES
-    last = history[-1]
+        return Leave(True)
+    last, sentence = history[-1], Sentence()
+    move = f"the move to {sentence.pace(last.after)}"
     dwell = dwell_share(signals, last)
     if dwell is None or signals.share is None or last.share is None:
         done, needed = signals.version - last.version, max(LEAST_UPDATES, dwell_updates(signals))
-        return Verdict(False, f"the move to {last.after} was {written(done)} updates ago, its dwell is {written(needed)}")
-    done, needed = (f"{written(100.0 * part)} %" for part in (signals.share - last.share, dwell))
-    return Verdict(False, f"the move to {last.after} was {done} of the work ago, its dwell is {needed}")
+        why = f"{move} was {sentence.number('ago', done)} updates ago, its dwell is {sentence.number('dwell', needed)}"
+    else:
+        ago = sentence.percent("ago", signals.share - last.share)
+        why = f"{move} was {ago} of the work ago, its dwell is {sentence.percent('dwell', dwell)}"
+    return Leave(False, why, sentence.inputs)
 
 
 def judge(signals: Signals, move: Move) -> Judgement:

@@ -17,6 +17,15 @@ def numbers_in(text: str) -> list[float]:
     return [float(found.replace(",", "")) for found in NUMBER.findall(text)]
 
 
+def said(text: str) -> dict[str, float]:
+    """The numbers of a sentence that is not ours, by their place in it.
+
+    >>> said("worker 3 waits 0.25 of the time")
+    {'said_1': 3.0, 'said_2': 0.25}
+    """
+    return {f"said_{place}": value for place, value in enumerate(numbers_in(text), start=1)}
+
+
 def written(value: float) -> str:
     """Three digits of a number as a person writes them, never with an exponent.
 

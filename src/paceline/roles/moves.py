@@ -15,6 +15,7 @@ from paceline.hybrid import Hybrid
 from paceline.logic import safety
 from paceline.logic.policies.catalogue import policy_of
 from paceline.logic.policies.policy import Decision, Move, Policy
+from paceline.logic.sentence import said
 from paceline.logic.shares import MOST_STEP, next_parts
 from paceline.logic.signals import Gauges, Signals
 from paceline.messages import Log, Measured
@@ -156,20 +157,21 @@ class Moves:
                 check_pace(pace, self.job.settings.num_workers)
             except ConfigError as refused:
                 pace, error = None, str(refused)
-        self._weigh(Decision(pace, why), signals, error=error)
+        self._weigh(Decision(pace, why, said(why)), signals, error=error)
 
     # --- a decision ---------------------------------------------------------------------------------------
 
     def _weigh(self, decision: Decision, signals: Signals, *, error: str = "") -> None:
         """Obey the decision or hold it back, and write it down."""
-        held, pace = error, decision.pace if decision.pace is not None and decision.pace != self.job.pace else None
+        pace = decision.pace if decision.pace is not None and decision.pace != self.job.pace else None
         judges = self._policy is not None and self._policy.judges
-        if pace is not None and judges and not held:
-            held = safety.may_move(signals, self.history).reason
-        if pace is not None and self.steps.change is not None:
-            held = held or "another change of pace is being made"
-        moved = pace is not None and not held
-        self._record(decision, signals, moved=moved, held=held)
+        leave = safety.Leave(not error, error, said(error))
+        if pace is not None and judges and leave.ok:
+            leave = safety.may_move(signals, self.history)
+        if pace is not None and self.steps.change is not None and leave.ok:
+            leave = safety.Leave(False, "another change of pace is being made")
+        moved = pace is not None and leave.ok
+        self._record(decision, signals, leave, moved=moved)
         if moved and pace is not None:
             self._move(pace, decision, signals)
         self._set_leads(decision)
@@ -224,7 +226,7 @@ class Moves:
             return
         for worker in job.members.workers.values():
             worker.not_finite = 0
-        self.restore(sentence, self._read(job.gauges), {})
+        self.restore(sentence, self._read(job.gauges), said(sentence))
 
     def _set_leads(self, decision: Decision) -> None:
         for number, lead in decision.leads:
@@ -254,7 +256,7 @@ class Moves:
 
     # --- the log ------------------------------------------------------------------------------------------
 
-    def _record(self, decision: Decision, signals: Signals, *, moved: bool, held: str) -> None:
+    def _record(self, decision: Decision, signals: Signals, leave: safety.Leave, *, moved: bool) -> None:
         assert self._hybrid is not None
         self.job.accounts.decisions += 1
         record: dict[str, object] = {
@@ -267,9 +269,9 @@ class Moves:
             "pace": signals.pace,
             "next": decision.pace.name if decision.pace is not None else None,
             "moved": moved,
-            "held": held,
+            "held": leave.reason,
             "why": decision.why,
-            "inputs": decision.inputs,
+            "inputs": decision.inputs | {f"held_{name}": value for name, value in leave.inputs.items()},
             "signals": msgspec.to_builtins(signals),
             "candidates": msgspec.to_builtins(decision.candidates),
             "leads": decision.leads,
