@@ -13,6 +13,7 @@ from torch import Tensor
 
 from corrected import Plain
 from launch import SCRIPTS, events, paceline_run
+from paceline.pace import parse_pace
 
 NUM_WORKERS = 3
 TOLERANCE = 1e-5
@@ -27,6 +28,15 @@ def script() -> ModuleType:
     return module
 
 
+def enter(plain: Plain, pace: str) -> None:
+    """Let a pace hold from here on."""
+    correction = parse_pace(pace).correction
+    plain.rule, plain.strength = correction.rule, correction.strength
+    if parse_pace(pace).momentum == "zero":
+        for state in plain.optimizer.state.values():
+            state["momentum_buffer"].zero_()
+
+
 def played_again(out: Path, correction: str, optimizer: str) -> tuple[list[Tensor], int]:
     """The parameters of the recorded order, and the largest staleness in it."""
     stale = script()
@@ -34,6 +44,8 @@ def played_again(out: Path, correction: str, optimizer: str) -> tuple[list[Tenso
     plain = Plain(correction, model, stale.OPTIMIZERS[optimizer](model.parameters()), NUM_WORKERS)
     history, most = [plain.values()], 0
     for row in events(out):
+        if row["event"] == "pace":
+            enter(plain, str(row["to"]))
         if row["event"] != "update":
             continue
         members: Any = row["members"]
@@ -72,3 +84,19 @@ def test_a_run_is_what_plain_torch_makes_of_its_order(pace: str, correction: str
         assert float((ours[str(index)] - value).norm() / value.norm()) < TOLERANCE
     uncorrected, _ = played_again(out, "none", optimizer)
     assert float((uncorrected[0] - expected[0]).norm() / expected[0].norm()) > 100 * TOLERANCE
+
+
+def test_so_is_one_that_goes_back_and_forth_between_paces(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    corrects = "async,weighting=none,lr_rule=none,correction=dc:0.5,momentum=zero"
+    bounds = "kasync:2,lr_rule=none,correction=bound:0.05"
+    shares = ["sync", corrects, "sync", bounds, corrects, "sync"]
+    pace = "hybrid:" + ",".join(f"{name}@{share / len(shares):.3f}" for share, name in enumerate(shares))
+    done = paceline_run(SCRIPTS / "stale.py", "sgd", out=out, workers=NUM_WORKERS, servers=1, pace=pace)
+    assert done.returncode == 0, done.stderr
+    assert [row["to"] for row in events(out) if row["event"] == "pace"] == shares[1:]
+    expected, most = played_again(out, "none", "sgd")
+    assert most > 0
+    ours = load_file(out / "final.safetensors")
+    for index, value in enumerate(expected):
+        assert float((ours[str(index)] - value).norm() / value.norm()) < TOLERANCE

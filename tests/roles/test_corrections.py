@@ -81,10 +81,10 @@ def test_clipping_and_the_bound_come_from_one_question(scales_gradients, factor,
 
 
 def play_worlds(patch: pytest.MonkeyPatch) -> None:
-    """Random worlds in which every pace corrects."""
+    """Random worlds in which most paces correct."""
 
     def correcting(draw, num_workers) -> Pace:
-        return parse_pace(random_pace(draw, num_workers).name + ",correction=dc")
+        return parse_pace(random_pace(draw, num_workers).name + draw.choice((",correction=dc", ",correction=bound", "")))
 
     random_pace = randomworlds.random_pace
     patch.setattr(randomworlds, "random_pace", correcting)
