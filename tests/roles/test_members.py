@@ -565,6 +565,15 @@ def test_a_run_that_is_stopped_between_two_epochs_has_not_skipped_the_next_one()
     assert desk.coordinator.summary()["ledger"] == {"once": 8, "repeated": 0, "skipped": 0, "undone": 0}
 
 
+def test_a_script_that_ends_in_the_middle_of_an_epoch_is_told_of():
+    desk = Desk("async", 3)
+    desk.tell(1, Bye())
+    assert desk.warnings == ["worker 1's script ended in the middle of epoch 0; its samples go to the others"]
+    desk.tell(2, GiveBack(0))
+    desk.tell(2, Bye())
+    assert len(desk.warnings) == 1, "one that has left its loop before is done with it"
+
+
 def test_the_lowest_live_worker_is_the_first_one_from_the_end_of_an_epoch_on():
     desk = Desk("async", 3, num_batches=3)
     desk.lose(0)

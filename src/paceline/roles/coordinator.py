@@ -89,7 +89,7 @@ class Coordinator:
             SnapshotRequest: self._snapshot,
             Load: self._load,
             StopRun: self._stop,
-            Bye: lambda worker, _: self._remove(worker, "done"),
+            Bye: self._bye,
             Failed: lambda _, message: self.job.end(message.code, message.sentence),
         }
 
@@ -139,6 +139,11 @@ class Coordinator:
         elif not self.job.said_bye:
             self.enrolment.missed(who.id, reason)
         return self.job.take_outbox()
+
+    def _bye(self, worker: Worker, _: Bye) -> None:
+        if self.epochs.is_amid(worker):
+            self.job.warn(f"worker {worker.id}'s script ended in the middle of epoch {self.epochs.index}; its samples go to the others")
+        self._remove(worker, "done")
 
     def _lose(self, worker: Worker, reason: str) -> None:
         self.job.accounts.lost.append(worker.id)

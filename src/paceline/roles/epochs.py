@@ -131,6 +131,11 @@ class Epochs:
         """Whether an epoch is open whose samples nobody counts."""
         return self.stage is Stage.OPEN and self.leases.ledger is None
 
+    def is_amid(self, worker: Worker) -> bool:
+        """Whether the worker is in the middle of an epoch whose samples are counted: it has not left its loop, and nobody stops the run."""
+        is_in = worker.epoch == self.index and not worker.left_epoch
+        return is_in and self.stage is Stage.OPEN and not self.is_uncounted and not self.job.stopping
+
     def folded_more(self, num_samples: int, per_worker: int) -> None:
         """An update was made of `num_samples`; `per_worker` is what one gradient has, where nobody has counted."""
         self.folded += num_samples
