@@ -17,7 +17,7 @@ def test_every_move_is_a_row_with_its_reason_and_what_came_of_it(tmp_path: Path)
     for told in ("Changes of pace", "33 %", "3,000", "2,400", "restored, 640 samples undone", "2 paces weighed", "0.970"):
         assert told in page.text
     assert all(move.why in page.text for move in HYBRID)
-    assert "The policy goodput was asked 3 times, the run moved 3 times." in page.text
+    assert "The policy goodput was asked 3 times, the pace changed 3 times." in page.text
     assert "One decision was held back, lately: the dwell has 20 updates left." in page.text
     assert "What came differed from 2 predictions by 25 % (median)." in page.text
     assert "sync → async → sync → backup:1" in page.text
@@ -61,6 +61,14 @@ def test_a_run_without_decisions_is_shown_as_ever(tmp_path: Path) -> None:
     page = read_page(write_report(run_dir))
     assert all(move.why in page.text for move in HYBRID)
     assert "predicted" not in page.text.replace("is predicted to train", "")
+
+
+def test_a_policy_that_moved_nothing_has_its_last_word(tmp_path: Path) -> None:
+    run_dir = write_run(tmp_path, pace="sync")
+    rows = ({"event": "decision", "policy": "hybrid", "moved": False, "held": "", "why": f"sync stays: {number}"} for number in (1, 2))
+    (run_dir / "decisions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = read_page(write_report(run_dir))
+    assert "The policy hybrid was asked 2 times, the pace never changed. It said last: sync stays: 2." in page.text
 
 
 def test_a_decision_that_no_event_followed_is_given_to_no_other_move(tmp_path: Path) -> None:

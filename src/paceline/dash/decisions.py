@@ -39,7 +39,7 @@ class Decisions:
     def __init__(self) -> None:
         self.policy = ""
         self.num_asked = self.num_held = 0
-        self.last_held = ""
+        self.last_held = self.last_why = ""
         self.errors: list[float] = []
         self._moved: dict[tuple[bool, str], deque[Row]] = {}
         self._outcomes: dict[int, tuple[float, float]] = {}
@@ -68,6 +68,7 @@ class Decisions:
     def _decision(self, row: Row) -> None:
         self.num_asked += 1
         self.policy = words(row, "policy") or self.policy
+        self.last_why = words(row, "why")
         held = words(row, "held")
         if held:
             self.num_held += 1

@@ -74,7 +74,10 @@ def _asked(decisions: Decisions, num_moves: int) -> str:
         return ""
     times = "once" if decisions.num_asked == 1 else f"{count(decisions.num_asked)} times"
     told = [f"The policy {decisions.policy} was asked {times}"]
-    told.append(f", the run moved {'once' if num_moves == 1 else f'{count(num_moves)} times' if num_moves else 'never'}.")
+    if num_moves:
+        told.append(f", the pace changed {'once' if num_moves == 1 else f'{count(num_moves)} times'}.")
+    else:
+        told.append(f", the pace never changed. It said last: {decisions.last_why.rstrip('.')}.")
     if decisions.num_held:
         held = "One decision was" if decisions.num_held == 1 else f"{count(decisions.num_held)} decisions were"
         told.append(f" {held} held back, lately: {decisions.last_held.rstrip('.')}.")
