@@ -9,6 +9,7 @@ import pytest
 from desk import Desk
 from ends import check_end, check_samples
 from laws import Referee
+from paceline.logic.ledger import Ledger
 from paceline.messages import Grant, LeaseRequest
 from paceline.pace import parse_pace
 from paceline.roles.effects import JobSettings, Send
@@ -85,7 +86,7 @@ def play(seed: int) -> None:
         end = world.run(mishaps)
         if end.code == 0:
             check_end(world, world.observer)  # pyright: ignore[reportArgumentType]
-            check_samples(world, data, habits.num_epochs, habits)
+            check_samples(world, world.observer, data, habits.num_epochs, habits)  # pyright: ignore[reportArgumentType]
         elif end.code == 1 and not any(word in end.sentence for word in ("not finite", "without a single update")):
             raise Violation(f"ended with 1: {end.sentence}")
     except Violation as violation:
@@ -126,3 +127,10 @@ def test_what_is_undone_is_leased_to_those_who_wait_for_something():
     ledger = desk.coordinator.epochs.leases.ledger
     assert ledger is not None
     assert (ledger.folded, ledger.undone) == (0, 2 * desk.samples)
+
+
+def test_parts_change_nothing_where_batches_are_whole():
+    leases = Desk("sync", 2).coordinator.epochs.leases
+    assert not leases.set_parts({0: 1.0, 1: 3.0})
+    leases.open(Ledger((40,), cut=8))
+    assert leases.set_parts({0: 1.0, 1: 3.0})

@@ -64,6 +64,11 @@ class Ledger:
         return bool(self._owners)
 
     @property
+    def is_cut(self) -> bool:
+        """Whether entries are cut when they are leased."""
+        return self._stretches is not None
+
+    @property
     def owners(self) -> set[int]:
         """The workers that entries were given to at the start."""
         return set(self._owners)

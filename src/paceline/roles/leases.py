@@ -52,11 +52,16 @@ class Leases:
         if self.job.stopping:
             self.close()
 
-    def set_parts(self, parts: Mapping[int, float]) -> None:
-        """From now on batches are cut in proportion to `parts` of the workers, in later epochs too; one without gets the mean."""
+    def set_parts(self, parts: Mapping[int, float]) -> bool:
+        """From now on batches are cut in proportion to `parts` of the workers, in later epochs too; one without gets the mean.
+
+        Returns whether that changes anything in this epoch: not where batches are never cut.
+        """
         self._parts = dict(parts)
-        if self.ledger is not None:
-            self.ledger.set_parts(parts)
+        if self.ledger is None or not self.ledger.is_cut:
+            return False
+        self.ledger.set_parts(parts)
+        return True
 
     # --- giving -------------------------------------------------------------------------------------------
 
