@@ -275,7 +275,7 @@ class Referee(Observer):
             weight = member.weight * fold.scale
             expected = size * factor / (total if self._scales else felt)
             require(abs(weight - expected) < 1e-12, f"update {fold.version} weighs {name_of(member)} by {weight}, not {expected}")
-        expected = nominal(pace, len(self._live()), self.world.settings.num_workers, scales=self._scales)
+        expected = nominal(pace, max(1, len(self._live())), self.world.settings.num_workers, scales=self._scales)
         expected *= 1.0 if self._scales else felt / total
         require(abs(fold.lr_factor - expected) < 1e-12, f"update {fold.version} has the factor {fold.lr_factor}, not {expected}")
 

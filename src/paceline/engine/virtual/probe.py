@@ -20,7 +20,7 @@ from paceline.engine.virtual.theatre import Theatre
 from paceline.engine.virtual.timeline import Timeline
 from paceline.engine.virtual.timing import Watching
 from paceline.engine.virtual.trainee import Workload
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, ExitCode
 from paceline.messages import Address, Drawn, Enter, Hello, Message, Ready
 from paceline.pace import parse_pace
 from paceline.roles.effects import End
@@ -30,11 +30,14 @@ MOST_BATCHES = 4
 
 
 class Probe(Player):
-    """A worker that is watched: its first batch list is noted, and every list is cut to its beginning."""
+    """A worker that is watched: its first batch list is noted, and every list is cut to its beginning.
+
+    Once a step is seen of a script that has said how many epochs it plans, everything is known.
+    """
 
     first: Drawn | None = None
     hello: Hello | None = None
-    num_epochs = 0
+    num_epochs = planned = 0
     batches_per_step = 1
 
     def send(self, to: Address, message: Message, attachments: Sequence[int]) -> None:
@@ -48,8 +51,13 @@ class Probe(Player):
                 self.first = self.first or message
                 self.num_epochs += 1
                 message = _beginning(message)
+            case Enter(planned=planned):
+                self.planned = planned
             case Ready(positions=positions):
                 self.batches_per_step = len(positions)
+                if self.planned:
+                    self.num_epochs = self.planned
+                    self.job.end = End(ExitCode.OK, "")
             case _:
                 pass
         super().send(to, message, attachments)

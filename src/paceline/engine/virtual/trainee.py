@@ -135,7 +135,7 @@ class Trainee(Member):
 
     def _train_epoch(self, epoch: int) -> Generator[Send | Receive | Work, Delivery, EpochOver]:
         role, work = self._role, self._work
-        answer, _ = yield from role.enter(epoch, ledger=True)
+        answer, _ = yield from role.enter(epoch, ledger=True, planned=work.num_epochs)
         if isinstance(answer, Draw):
             yield from role.drawn(Drawn(epoch, work.sizes, work.owners, work.updates, work.cut), None)
         in_round = False
