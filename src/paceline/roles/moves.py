@@ -249,9 +249,8 @@ class Moves:
                 self._set_parts(moved)
 
     def _set_parts(self, parts: dict[int, float]) -> None:
-        if parts and parts != self.parts:
+        if parts and parts != self.parts and self.epochs.leases.set_parts(parts):
             self.parts = parts
-            self.epochs.leases.set_parts(parts)
             self.job.note("shares", parts={str(number): round(part, 4) for number, part in sorted(parts.items())})
 
     # --- the log ------------------------------------------------------------------------------------------
