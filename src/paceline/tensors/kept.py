@@ -34,22 +34,23 @@ class Kept:
 
     def __init__(self, windows: Sequence[Window], values: Tensor, start: int, stepper: Stepper) -> None:
         self._windows, self._stepper = windows, stepper
-        self._now = [values[window.start - start : window.stop - start] for window in windows]
-        self._then: list[Tensor] = []
+        self._values, self._places = values, [(window.start - start, window.stop - start) for window in windows]
+        self._then = values[:0]
         self._parts: list[list[KeptPart]] = [[] for _ in windows]
         self._due: dict[int, Window] = {}
 
     def mark(self) -> None:
         """The state to keep is the present one."""
-        if not self._then:
-            self._then = [torch.empty_like(values) for values in self._now]
+        if not self._then.numel():
+            self._then = torch.empty_like(self._values)
         self._due = {window.index: window for window in self._windows}
 
     def settle(self, window: Window) -> None:
         """`window` is about to change: copy it if that is still due."""
         if self._due.pop(window.index, None) is None:
             return
-        self._then[window.index].copy_(self._now[window.index])
+        low, high = self._places[window.index]
+        self._then[low:high].copy_(self._values[low:high])
         known = {(one.first, one.num_elements): one for one in self._parts[window.index]}
         parts: list[KeptPart] = []
         for part in window.parts:
@@ -71,11 +72,12 @@ class Kept:
 
     def restore(self) -> None:
         """Put everything back; windows that are still due have not changed."""
-        if not self._then:
+        if not self._then.numel():
             raise ProtocolError("a shard was told to go back to a state that it never kept")
         for window in self._windows:
             if window.index not in self._due:
-                self._now[window.index].copy_(self._then[window.index])
+                low, high = self._places[window.index]
+                self._values[low:high].copy_(self._then[low:high])
                 for part in window.parts:
                     self._restore_part(window, part)
 
