@@ -164,7 +164,7 @@ def _text_of(script: str) -> str:
     try:
         return Path(script).read_text(encoding="utf-8", errors="replace")
     except OSError as error:
-        states = {FileNotFoundError: "does not exist", IsADirectoryError: "is not a file"}
+        states: dict[type[OSError], str] = {FileNotFoundError: "does not exist", IsADirectoryError: "is not a file"}
         raise ConfigError(f"the script {script} {states.get(type(error), f'cannot be read: {error.strerror}')}") from None
 
 
