@@ -357,6 +357,10 @@ class Referee(Observer):
         return len(self.pending) >= quorum or not (computing or startable)
 
     def _nobody_waits_in_vain(self) -> None:
+        assert self.world is not None
+        change = self.world.coordinator.steps.change
+        in_place = any(model.in_place for model in self.workers.values())
+        require(change is None or in_place, f"the change to {change and change.pace.name} waits though nobody computes in place")
         for number, model in self.workers.items():
             require(not model.asking or self._held_up(number), f"worker {number} may start in {self._pace.name} and is not told")
         if not self._pace.grace_s:
