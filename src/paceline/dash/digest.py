@@ -186,10 +186,8 @@ def _marks(members: list[Member], history: History, origin_s: float, wall_s: flo
             marks.append(Mark(member.joined_s, history.samples_at(member.joined_s + origin_s), f"{who} joined"))
         if member.reason and 0 < member.left_s < wall_s:
             marks.append(Mark(member.left_s, history.samples_at(member.left_s + origin_s), f"{who} left: {member.reason}"))
-    for move in history.moves:
-        if move.undone is not None:
-            told = f"restored, back from {move.before} to {move.after}: {move.why}"
-            marks.append(Mark(move.at_s - origin_s, move.samples, told, is_restore=True))
+    restores = [move for move in history.moves if move.undone is not None]
+    marks += [Mark(move.at_s - origin_s, move.samples, f"restored: {move.why}", is_restore=True) for move in restores]
     return sorted(marks)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from paceline.dash.bands import NUM_COLOURS
 from paceline.dash.chart import Frame, Line, legend, line_chart
@@ -17,7 +18,6 @@ from paceline.dash.page import folded, section
 MOST_ROWS = 100
 _MOST_WEIGHED = 8
 _MOST_CORNERS = 150
-_HEAD = ("wall time", "samples", "share", "from", "to", "predicted", "came", "why")
 
 
 def changes_of_pace(digest: Digest, title: str = "Changes of pace") -> Markup | None:
@@ -25,34 +25,42 @@ def changes_of_pace(digest: Digest, title: str = "Changes of pace") -> Markup | 
     asked = _asked(digest.decisions, len(digest.changes))
     if not digest.changes:
         return section(title, tag("p", asked, class_="empty")) if asked else None
-    told = any(change.predicted or change.came or change.share is not None for change in digest.changes)
-    rows = [_row(change, told=told) for change in digest.changes[:MOST_ROWS]]
-    head = _HEAD if told else (*_HEAD[:2], *_HEAD[3:5], _HEAD[-1])
-    left_out = f"The first {MOST_ROWS} of {count(len(digest.changes))}; all of them are in events.jsonl."
-    rates = "predicted and came are samples a second. " if told else ""
-    notes = f"{rates}{asked}{f' {left_out}' if len(digest.changes) > MOST_ROWS else ''}".strip()
-    numeric = (1, 2, 5, 6) if told else (1,)
-    shown = tag("div", folded(table(head, rows, numeric=numeric), len(rows)), class_="moves" if told else None)
-    return section(title, shown, tag("p", notes, class_="note") if notes else None)
+    changes = digest.changes[:MOST_ROWS]
+    has_rates = any(change.predicted or change.came for change in changes)
+    left_out = (
+        f"The first {MOST_ROWS} of {count(len(digest.changes))}; all of them are in events.jsonl." if digest.changes[MOST_ROWS:] else ""
+    )
+    notes = " ".join(filter(None, ("Predicted and came are samples a second." if has_rates else "", asked, left_out)))
+    columns = [column for column in _COLUMNS if column.name in _ALWAYS or any(column.cell(change) for change in changes)]
+    rows = [[column.cell(change) for column in columns] for change in changes]
+    numeric = [number for number, column in enumerate(columns) if column.is_number]
+    shown = folded(table([column.name for column in columns], rows, numeric=numeric), len(rows))
+    return section(title, tag("div", shown, class_="moves"), tag("p", notes, class_="note") if notes else None)
 
 
-def _row(change: Change, *, told: bool) -> list[Content]:
-    move = change.move
-    when: list[Content] = [seconds(max(0.0, move.at_s)), count(move.samples)]
-    share = "" if change.share is None else percent(change.share, 1.0)
-    rates = [decimal(rate) if rate else "" for rate in (change.predicted, change.came)]
-    why = join([move.why, _weighed(change.weighed, move.after)])
-    return [*when, *([share] if told else []), _pace(move.before), _after(change), *(rates if told else []), tag("div", why, class_="why")]
+class _Column(NamedTuple):
+    name: str
+    cell: Callable[[Change], Content]
+    is_number: bool = False
 
 
-def _pace(name: str) -> Markup:
-    return tag("span", name, class_="pace")
+def _labelled(name: str, value: str) -> Content:
+    """A cell that a narrow page, which has no head above it, can say the name of."""
+    return tag("span", value, class_=name) if value else ""
+
+
+def _rate(name: str, value: float | None) -> Content:
+    return _labelled(name, decimal(value) if value else "")
 
 
 def _after(change: Change) -> Markup:
     undone = change.move.undone
     badge = None if undone is None else tag("span", f"restored, {count(undone)} samples undone", class_="badge bad")
-    return join([_pace(change.move.after), badge])
+    return join([tag("span", change.move.after, class_="pace"), badge])
+
+
+def _why(change: Change) -> Markup:
+    return tag("div", change.move.why, _weighed(change.weighed, change.move.after), class_="why")
 
 
 def _weighed(weighed: Sequence[Weighed], chosen: str) -> Markup | None:
@@ -66,6 +74,19 @@ def _weighed(weighed: Sequence[Weighed], chosen: str) -> Markup | None:
     ]  # fmt: skip
     head = ("pace", "samples/s", "worth of a sample", "product")
     return tag("details", tag("summary", f"{len(weighed)} paces weighed"), table(head, rows, numeric=(1, 2, 3)))
+
+
+_ALWAYS = ("wall time", "samples", "from", "to", "why")
+_COLUMNS = (
+    _Column("wall time", lambda change: seconds(max(0.0, change.move.at_s))),
+    _Column("samples", lambda change: _labelled("samples", count(change.move.samples)), True),
+    _Column("share", lambda change: "" if change.share is None else percent(change.share, 1.0), True),
+    _Column("from", lambda change: tag("span", change.move.before, class_="pace from")),
+    _Column("to", _after),
+    _Column("predicted", lambda change: _rate("predicted", change.predicted), True),
+    _Column("came", lambda change: _rate("came", change.came), True),
+    _Column("why", _why),
+)
 
 
 def _asked(decisions: Decisions, num_moves: int) -> str:
