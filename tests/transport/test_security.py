@@ -427,6 +427,7 @@ def test_a_thousand_who_say_nothing_keep_nobody_out(unmet: Pair) -> None:
         assert time.monotonic() - began_s < 3.0
         assert threading.active_count() <= threads + 2
         assert tracemalloc.get_traced_memory()[1] < 30_000_000
+        assert set(unmet.server.refusals) == {f"127.0.0.1: {reception.MAX_PENDING} others were in their handshake"}
         assert sum(is_closed(sock) for sock in idle[: 1000 - reception.MAX_PENDING]) == 1000 - reception.MAX_PENDING
     finally:
         tracemalloc.stop()
