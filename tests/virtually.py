@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from paceline.config import resolve
+from paceline.engine.virtual import run
 from paceline.engine.virtual.cluster import Cluster, check_cluster
-from paceline.engine.virtual.cluster_file import Loaded, read_cluster
-from paceline.engine.virtual.run import run
+from paceline.engine.virtual.cluster_file import Loaded
 from paceline.engine.virtual.timing import Outcome, simulate
 from paceline.engine.virtual.trainee import Workload
 from paceline.pace import parse_pace
@@ -68,33 +67,22 @@ class Played(NamedTuple):
         return (self.out / "logs" / f"worker-{worker}.log").read_text()
 
 
-def no_report(run_dir: Path) -> Path:
-    return run_dir
-
-
 def play(
     folder: Path,
     text: str,
     cluster: str = "",
     *,
     gradients: bool = True,
-    write_report: Callable[[Path], Path] = no_report,
+    write_report: Callable[[Path], Path] | None = None,
     **settings: object,
 ) -> Played:
     """Run a script given as text on a cluster given as TOML; settings as on the command line."""
     folder.mkdir(parents=True, exist_ok=True)
-    path, out = folder / "train.py", folder / "run"
+    path, file = folder / "train.py", folder / "cluster.toml"
     path.write_text(text)
-    given = {"workers": 3, "servers": 1, "pace": "sync", **settings, "out": str(out)}
-    resolved = resolve(cores=1, stamp="", command_line=given, script=str(path))
-    return Played(run(resolved, loaded_from(cluster, folder), write_report, gradients=gradients), out)
-
-
-def loaded_from(text: str, folder: Path) -> Loaded:
-    """The cluster of a TOML text."""
-    file = folder / "cluster.toml"
-    file.write_text(text)
-    return read_cluster(str(file))
+    file.write_text(cluster)
+    given = {"workers": 3, "servers": 1, "pace": "sync", **settings}
+    return Played(*run(path, out=folder / "run", cluster=str(file), gradients=gradients, write_report=write_report, **given))
 
 
 def cluster_of(text: str) -> Loaded:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from paceline.config import read_recorded
-from paceline.engine.virtual.cluster import Cluster, Seconds, check_cluster
+from paceline.engine.virtual.cluster import EVEN, Cluster, Seconds, check_cluster
 from paceline.errors import ConfigError
 
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
@@ -32,6 +32,11 @@ class Loaded(NamedTuple):
 def ready_made() -> list[str]:
     """The names of the clusters that come along."""
     return sorted(entry.name.removesuffix(".toml") for entry in _READY_MADE.iterdir() if entry.name.endswith(".toml"))
+
+
+def loaded_of(name: str | None) -> Loaded:
+    """The cluster `name`, or even workers without one."""
+    return Loaded(EVEN, {}, {}) if name is None else read_cluster(name)
 
 
 def read_cluster(name: str) -> Loaded:

@@ -40,9 +40,9 @@ _SIGNALS = {signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTERM: ExitCode.TERMIN
 
 
 class VirtualRun:
-    """One run from its directory to its exit code; `write_report` makes the report of a run directory at the end."""
+    """One run from its directory to its exit code; `write_report`, if there is one, makes the report of it at the end."""
 
-    def __init__(self, resolved: Resolved, loaded: Loaded, write_report: Callable[[Path], Path]) -> None:
+    def __init__(self, resolved: Resolved, loaded: Loaded, write_report: Callable[[Path], Path] | None) -> None:
         settings = resolved.settings
         self._resolved, self._loaded, self._write_report = resolved, loaded, write_report
         self._crew = crew_of(loaded.cluster, settings.workers)
@@ -172,10 +172,6 @@ class VirtualRun:
             summary = settle_summary(self._run_dir, summary, code)
         for line in result_lines(summary):
             self._screen.line(line)
-        self._screen.line(report_line(self._run_dir, self._write_report))
+        if self._write_report is not None:
+            self._screen.line(report_line(self._run_dir, self._write_report))
         return code
-
-
-def run(resolved: Resolved, loaded: Loaded, write_report: Callable[[Path], Path], *, gradients: bool = True) -> int:
-    """Run `resolved` on the cluster `loaded` in virtual time; returns the exit code."""
-    return VirtualRun(resolved, loaded, write_report).run(gradients=gradients)
