@@ -1,8 +1,9 @@
-"""What a change of pace costs beside a step: a run of 25 M parameters that goes back and forth between two paces.
+"""What a change of pace costs beside a step: runs of 25 M parameters that go back and forth between two paces.
 
-The cost of one change is the time from some updates before it to some updates after it, less what these samples take
-where neither pace is disturbed: the drain, what is refused, the snapshot and its copies are all in it. Prints a table
-and writes JSON. Nothing else should run beside it.
+A schedule keeps no state to go back to, so runs with one move of a policy, which does, stand beside it: there all that
+is kept is allocated too. The cost of a change is the time from some updates before it to some updates after it, less
+what these samples take where neither pace is disturbed: the drain, what is refused and all copies are in it. Prints a
+table and writes JSON. Nothing else should run beside it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from workload import BATCH, WIDTHS
 HERE = Path(__file__).parent
 TIMEOUT_S = 600.0
 AROUND = 4
-"""Sync updates' worth of samples on each side of a change that count as its surroundings."""
+"""Sync updates' worth of samples on each side of a change that count as its surroundings; twice as many as a run's beginning."""
+ONE_MOVE = "hybrid:syncswitch:0.5"
 
 
 class Update(NamedTuple):
@@ -81,8 +83,8 @@ def judge(updates: list[Update], num_workers: int) -> Outcome:
     """The cost of every change of a run."""
     around, found = AROUND * num_workers * BATCH, stretches(updates)
     rates: dict[str, list[float]] = {}
-    for stretch in found[1:-1]:
-        low, high = stretch[0].samples + around, stretch[-1].samples - around
+    for number, stretch in enumerate(found):
+        low, high = stretch[0].samples + around * (1 if number else 2), stretch[-1].samples - around
         calm = [one for one in stretch if low <= one.samples <= high]
         if len(calm) < 2:
             raise RuntimeError(f"a stretch of {len(stretch)} updates under {stretch[0].pace} is too short to have a calm part")
@@ -98,17 +100,17 @@ def judge(updates: list[Update], num_workers: int) -> Outcome:
     return Outcome(changes, {pace: 1e3 * one * num_workers * BATCH for pace, one in sample_s.items()})
 
 
-def show(outcomes: list[Outcome]) -> dict[str, object]:
-    """Print the table; return what the JSON file holds. The first change of a run, which allocates, stands apart."""
+def show(outcomes: list[Outcome], kept: list[Outcome]) -> dict[str, object]:
+    """Print the table; return what the JSON file holds. `outcomes` are of schedules, `kept` of moves with a kept state."""
     from rich.console import Console
     from rich.table import Table
 
     step_ms = {pace: median(one.step_ms[pace] for one in outcomes) for pace in outcomes[0].step_ms}
     mean_step_ms = mean(step_ms.values())
     costs: dict[str, list[float]] = {}
-    for outcome in outcomes:
-        for number, change in enumerate(outcome.changes):
-            costs.setdefault(f"{change.name}, a run's first" if number == 0 else change.name, []).append(change.ms)
+    for also, some in (("", outcomes), (", a state kept", kept)):
+        for change in (change for outcome in some for change in outcome.changes):
+            costs.setdefault(change.name + also, []).append(change.ms)
     steps = ", ".join(f"{pace} {ms:.1f} ms" for pace, ms in step_ms.items())
     table = Table("change", "times", "ms", "lowest", "highest", "of a mean step", "", title=f"a step: {steps}, mean {mean_step_ms:.1f} ms")
     rows: list[dict[str, object]] = []
@@ -125,21 +127,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--changes", type=int, default=11, help="changes of a run, back and forth in turn")
+    parser.add_argument("--moves", type=int, default=9, help="runs with one move of a policy from sync to async")
     parser.add_argument("--steps", type=int, default=24, help="steps of a worker between two changes")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--size", choices=WIDTHS, default="25m")
     parser.add_argument("--paces", nargs=2, default=("sync", "async"))
     parser.add_argument("--out", type=Path, default=HERE / "results" / "change.json")
     args = parser.parse_args()
-    if args.steps < 2 * AROUND + 4:
-        parser.error(f"--steps must be at least {2 * AROUND + 4}, so that a calm part is left between two changes, got {args.steps}")
+    if args.steps < 3 * AROUND + 4:
+        parser.error(f"--steps must be at least {3 * AROUND + 4}, so that a calm part is left between two changes, got {args.steps}")
+    if args.repeats < 1 or args.moves < 0:
+        parser.error(f"--repeats must be at least 1 and --moves at least 0, got {args.repeats} and {args.moves}")
     outcomes: list[Outcome] = []
-    for repeat in range(args.repeats):
-        pace = schedule(tuple(args.paces), args.changes)
-        updates = run(pace, size=args.size, num_steps=args.steps * (args.changes + 1), num_workers=args.workers)
-        outcomes.append(judge(updates, args.workers))
-        print(f"{repeat + 1}/{args.repeats}: {len(outcomes[-1].changes)} changes", file=sys.stderr, flush=True)
-    shown = show(outcomes)
+    kept: list[Outcome] = []
+    for repeat in range(max(args.repeats, args.moves)):
+        if repeat < args.repeats:
+            pace, num_steps = schedule(tuple(args.paces), args.changes), args.steps * (args.changes + 1)
+            outcomes.append(judge(run(pace, size=args.size, num_steps=num_steps, num_workers=args.workers), args.workers))
+        if repeat < args.moves:
+            kept.append(judge(run(ONE_MOVE, size=args.size, num_steps=4 * args.steps, num_workers=args.workers), args.workers))
+        print(f"{repeat + 1}: {[one.ms for some in (outcomes, kept) for one in some[-1].changes]}", file=sys.stderr, flush=True)
+    shown = show(outcomes, kept)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(shown, indent=1))
     print(f"written to {args.out}")
