@@ -13,6 +13,7 @@ from paceline.logic.ledger import Ledger
 from paceline.messages import Grant, LeaseRequest
 from paceline.pace import parse_pace
 from paceline.roles.effects import JobSettings, Send
+from paceline.settings import Shares
 from randomworlds import random_mishaps, random_pace
 from routines import Data, Habits, Trainee
 from stores import Violation
@@ -33,10 +34,12 @@ class Uneven(World):
         self.coordinator.epochs.leases.set_parts(parts)
 
 
-def uneven(draw: random.Random, pace: str, num_workers: int, data: Data, **habits: object) -> tuple[Uneven, Habits]:
+def uneven(
+    draw: random.Random, pace: str, num_workers: int, data: Data, *, shares: Shares = "even", **habits: object
+) -> tuple[Uneven, Habits]:
     """A world in which all workers have joined."""
     ways = Habits(data, prefetch=draw.choice((0, 1, 5)), **habits)  # pyright: ignore[reportArgumentType]
-    settings = JobSettings(num_workers, draw.randint(1, 3), parse_pace(pace), patience_s=16.0)
+    settings = JobSettings(num_workers, draw.randint(1, 3), parse_pace(pace), patience_s=16.0, shares=shares)
     world = Uneven(settings, draw, lambda process: Trainee(process, ways).main(), observer=Referee())
     world.observer.world = world  # pyright: ignore[reportAttributeAccessIssue]
     for worker in range(num_workers):
@@ -53,7 +56,7 @@ def test_every_sync_update_has_a_piece_of_each_worker_and_the_whole_batch(seed):
     draw = random.Random(seed)
     num_workers = draw.randint(1, 5)
     cut, total = draw.randint(num_workers, 24), draw.randint(30, 150)
-    world, _ = uneven(draw, "sync", num_workers, Data((total,), cut=cut))
+    world, _ = uneven(draw, "sync", num_workers, Data((total,), cut=cut), shares=draw.choice(("even", "speed")))
     assert world.run(moves_of_parts(draw)).code == 0
     updates = [event for event in world.events if event["event"] == "update"]
     sizes = [int(str(event["samples"])) for event in updates]
@@ -74,6 +77,7 @@ def play(seed: int) -> None:
         draw.choice(("sync", "async", random_pace(draw, num_workers).name)),
         num_workers,
         data,
+        shares=draw.choice(("even", "speed")),
         accumulate=draw.choice((1, 1, 1, 2)),
         breaks_after=draw.randint(1, 5) if rare() < 0.1 else 0,
         pause=draw.choice((0, 0, 5)),
