@@ -14,9 +14,10 @@ from paceline.cli import main
 from paceline.hybrid import mode_names, parse_mode
 from paceline.logic.signals import Signals, WorkerSignals
 from paceline.pace import KEYS, pace_names, parse_pace
-from paceline.trace.record import each_decision
+from paceline.trace.record import each_decision, read_summary
 
 ENGLISH, CHINESE = (ROOT / "README.md").read_text(), (ROOT / "README.zh-CN.md").read_text()
+RUN_DIRECTORY = (ROOT / "docs" / "run-directory.md").read_text()
 PACES, HYBRID = (ROOT / "docs" / "paces.md").read_text(), (ROOT / "docs" / "hybrid.md").read_text()
 
 
@@ -124,16 +125,36 @@ def test_the_diff_of_the_readme_runs_as_it_stands(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.timeout(120)
-def test_the_policy_that_the_page_on_hybrid_shows_moves_a_run_with_a_straggler(tmp_path: Path) -> None:
-    (tmp_path / "policy.py").write_text(shown_policy())
-    (tmp_path / "steps").write_text("0.004\n")
-    options: dict[str, object] = {"workers": 4, "servers": 1, "slow": "1=5", "compute": f"recorded:{tmp_path / 'steps'}"}
-    out, pace = tmp_path / "run", f"hybrid:{tmp_path / 'policy.py'}:policy"
+@pytest.fixture(scope="module")
+def moved_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a run with a straggler under the policy that the page on hybrid shows."""
+    folder = tmp_path_factory.mktemp("moved")
+    (folder / "policy.py").write_text(shown_policy())
+    (folder / "steps").write_text("0.004\n")
+    options: dict[str, object] = {"workers": 4, "servers": 1, "slow": "1=5", "compute": f"recorded:{folder / 'steps'}"}
+    out, pace = folder / "run", f"hybrid:{folder / 'policy.py'}:policy"
     done = paceline_run(SCRIPTS / "counting.py", "1600", "1", "1", "0", out=out, pace=pace, **options)  # type: ignore[arg-type]
     assert done.returncode == 0, done.stderr
-    moves = [(event["from"], event["to"]) for event in events(out) if event["event"] == "pace"]
+    return out
+
+
+@pytest.mark.timeout(120)
+def test_the_policy_that_the_page_on_hybrid_shows_moves_a_run_with_a_straggler(moved_run: Path) -> None:
+    moves = [(event["from"], event["to"]) for event in events(moved_run) if event["event"] == "pace"]
     assert moves[0] == ("sync", "async")
-    asked = [row for row in each_decision(out) if row["event"] == "decision"]
+    asked = [row for row in each_decision(moved_run) if row["event"] == "decision"]
     assert {row["held"] for row in asked} == {""}
     assert "it is too early" in {row["why"] for row in asked}
+
+
+@pytest.mark.timeout(120)
+def test_the_page_on_the_run_directory_names_every_key_that_a_run_writes(moved_run: Path) -> None:
+    for name, rows in {
+        "events.jsonl": events(moved_run),
+        "decisions.jsonl": list(each_decision(moved_run)),
+        "summary.json": [read_summary(moved_run)],
+    }.items():
+        told = set(re.findall(r"`(\w+)`", section(RUN_DIRECTORY, name))) | {"event", "t_s"}
+        assert rows, name
+        assert {key for row in rows for key in row} <= told, name
+        assert {row["event"] for row in rows if "event" in row} <= told, name
