@@ -243,6 +243,7 @@ class Referee(Observer):
 
     def _folded(self, fold: Fold) -> None:
         require(fold.version == self.version + 1, f"version {fold.version} follows {self.version}")
+        self.keeps = False
         names = [name_of(member) for member in fold.members]
         for name in names:
             require(name in self.arrived, f"update {fold.version} has {name}, which never arrived")

@@ -18,7 +18,7 @@ from paceline.logic.policies.policy import Decision, Move, Policy
 from paceline.logic.sentence import said
 from paceline.logic.shares import MOST_STEP, next_parts
 from paceline.logic.signals import Gauges, Signals
-from paceline.messages import Log, Measured
+from paceline.messages import Keep, Log, Measured
 from paceline.pace import Pace, check_pace
 from paceline.roles.effects import Consult, Decide
 from paceline.roles.epochs import Epochs, Stage
@@ -105,6 +105,9 @@ class Moves:
         elapsed_s = job.now_s - (job.now_s if job.accounts.first_s is None else job.accounts.first_s)
         self._next_steps = job.accounts.num_steps + EVERY_STEPS * max(1, len(job.members.workers))
         self._next_s = job.now_s + max(EVERY_S, EVERY_PART * elapsed_s)
+        if not self._num_evaluated and self._policy is not None and self._policy.judges and job.pace.distinct:
+            # the shards allocate what they will keep now, while the run begins, and not at its first move
+            job.order(Keep(job.version))
         self._evaluate(job.gauges)
 
     def _is_due(self) -> bool:
