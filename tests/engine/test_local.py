@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from launch import environment, run_command
+from launch import environment, events, run_command
 from watched import Watched
 
 Watch = Callable[..., Watched]
@@ -253,7 +253,7 @@ def test_a_disk_that_is_full_from_the_start_is_said(watch: Watch, small_disk: Pa
 @pytest.mark.parametrize(("part", "name"), [("coordinator_main", "coordinator"), ("server_main", "server 0")])
 def test_what_all_need_is_named_when_it_alone_is_interrupted(watch: Watch, part: str, name: str) -> None:
     run = watch(SLEEP)
-    run.wait_until_printed("asleep")
+    run.wait_for(lambda: any(event["event"] == "join" for event in events(run.out)))
     run.kill(part, signal.SIGINT)
     assert run.code_soon() == 4
     assert f"{name} (pid " in run.printed()

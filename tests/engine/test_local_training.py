@@ -191,6 +191,17 @@ def test_one_that_ends_itself_without_a_word_is_told_of(watch: Watch) -> None:
     assert "ledger: every sample once" in run.printed()
 
 
+def test_when_the_first_worker_is_killed_the_next_one_evaluates(watch: Watch) -> None:
+    run = in_training(watch, script(epochs=6) + "    run.pull()\n    if run.is_first:\n        run.log(evaluated=epoch)\n")
+    run.kill("worker_main worker 0")
+    assert run.code() == 0
+    rows = [json.loads(line) for line in (run.out / "metrics.jsonl").read_text().splitlines() if '"evaluated"' in line]
+    assert rows[-1]["worker"] == 1
+    assert rows[-1]["evaluated"] == 5
+    assert len(rows) == len({row["evaluated"] for row in rows})
+    assert run.summary()["final"]["evaluated"] == 5
+
+
 def test_nobody_goes_on_when_all_crash_at_once(watch: Watch) -> None:
     run = watch(script(before_step="import os; epoch == 1 and os.kill(os.getpid(), 11)"), workers=3)
     assert run.code() == 4
