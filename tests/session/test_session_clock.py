@@ -126,6 +126,7 @@ def test_a_recorded_step_lasts_as_long_as_it_was_recorded(tmp_path: Path) -> Non
     assert read_recorded(str(path)) == times_s == [0.1, 0.2, 0.3]
     handicap = Handicap(0, [Slow(0, 2.0)], times_s)
     assert handicap.pause_s(4, 0.0, cpu_s=0.0, compute_s=0.15) == pytest.approx(0.25)
+    assert handicap.pause_s(4, 0.0, cpu_s=0.0, compute_s=0.05, part=0.5) == pytest.approx(0.15)
     assert handicap.pause_s(3, 0.0, cpu_s=0.0, compute_s=0.5) == 0.0
     assert (handicap.num_overrun, handicap.overrun_s) == (1, pytest.approx(0.3))
 

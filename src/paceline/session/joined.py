@@ -124,6 +124,8 @@ class Joined(Run):
         settings = self._settings
         rules = Rules(settings.leases, settings.batch, self.num_workers, settings.cuts_samples)
         sampling = Sampling(loader, settings.seed)
+        if rules.cuts and loader.batch_size:
+            me.even_samples = loader.batch_size / (rules.num_workers if rules.batch == "global" else 1)
         feed = Leases(me, epoch, sampling, rules)
         feed.loader = fetching(loader, self.worker, sampler=feed, may_fork=self._link.surroundings.may_fork)
         adopt(loader, __iter__=lambda _: feed.batches(), __len__=lambda _: sampling.num_updates(rules))

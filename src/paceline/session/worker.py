@@ -26,7 +26,10 @@ NO_BATCH = "opt.step() was called without a batch of the prepared loader; each s
 
 
 class Worker:
-    """Drives `role` over `link` with `replica`; `is_broken` once a conversation has failed."""
+    """Drives `role` over `link` with `replica`; `is_broken` once a conversation has failed.
+
+    `even_samples` are those of a step where batches are cut and all parts even; 0: batches are whole.
+    """
 
     def __init__(
         self,
@@ -45,6 +48,7 @@ class Worker:
         self.is_broken = False
         self.at_first_batch: list[Callable[[], None]] = []
         self.planned_epochs = self.updates_per_epoch = 0
+        self.even_samples = 0.0
         self._samples = self._last_samples = self._epoch_samples = 0
         self._pulled_bytes = 0
         self._has_warned = False
@@ -175,7 +179,8 @@ class Worker:
         spent = self.meter.spent()
         planned = self.planned_epochs * self.updates_per_epoch
         share = self.role.clock / planned if planned else 0.0
-        pause_s = self.handicap.pause_s(self.role.step_index, share, cpu_s=spent.cpu_s, compute_s=spent.compute_s)
+        part = self._samples / self.even_samples if self.even_samples else 1.0
+        pause_s = self.handicap.pause_s(self.role.step_index, share, cpu_s=spent.cpu_s, compute_s=spent.compute_s, part=part)
         if pause_s > 0.0:
             self._sleep(pause_s)
         return spent.compute_s + pause_s
