@@ -523,7 +523,7 @@ def test_one_that_does_not_come_to_a_meeting_is_named():
     desk.tell(0, Meet("accuracy"))
     desk.tell(2, Meet("accuracy"))
     desk.wait(100.0)
-    assert desk.end == (5, "waited 80 s for worker(s) 1 to meet the others at accuracy")
+    assert desk.end == (5, "waited 80 s for worker(s) 1 to meet the others at accuracy; if they may take that long, raise --patience")
 
 
 def test_a_server_that_does_not_tell_its_norm_is_waited_for_with_a_deadline():

@@ -42,7 +42,8 @@ class Patience:
         for key, meeting in self.meetings.open.items():
             if job.now_s - meeting.since_s > EVALUATION_PATIENCES * limit_s:
                 absent = ", ".join(str(worker.id) for worker in self.meetings.missing_at(meeting))
-                job.end(5, f"waited {EVALUATION_PATIENCES * limit_s:g} s for worker(s) {absent} to meet the others at {key}")
+                waited = f"waited {EVALUATION_PATIENCES * limit_s:g} s for worker(s) {absent} to meet the others at {key}"
+                job.end(5, f"{waited}; if they may take that long, raise --patience")
                 return
         if self.somebody_waits:
             self._check_workers(limit_s)
