@@ -463,7 +463,7 @@ class PartNorm(Message, frozen=True):
 class Measured(Message, frozen=True):
     """Squared 2-norms of this shard's parts of an update: the fold's gradient, the parameters before, their change.
 
-    `busy_s` is how long the shard worked on it; the engine fills it in.
+    `busy_s` is how long the shard worked since the update before, pulls included; the engine fills it in.
     """
 
     version: int
