@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -140,8 +141,21 @@ def test_help_lists_every_pace_and_option(capsys: pytest.CaptureFixture[str]) ->
     for shown, _ in mode_names():
         assert f"  {shown} " in text
     for option in FIELDS:
-        assert f"--{option.replace('_', '-')} " in text
+        assert f"--{'no-' if option == 'gradients' else ''}{option.replace('_', '-')} " in text
     assert "--config " in text
+
+
+def test_a_flag_takes_nothing_of_what_follows() -> None:
+    tokens = ["--engine", "virtual", "--no-gradients", "train.py", "--workers", "9"]
+    assert split_at_script(tokens) == (tokens[:3], tokens[3:])
+
+
+def test_the_virtual_engine_runs_in_place_of_the_local_one(script: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Down to the script, which never prepares anything."""
+    assert main(["run", "--engine", "virtual", "--cluster", "one-straggler", "--out", str(tmp_path / "run"), script]) == 1
+    assert "ended without calling run.prepare" in capsys.readouterr().err
+    told = tomllib.loads((tmp_path / "run" / "run.toml").read_text())
+    assert (told["engine"], told["cluster"], told["workers"], told["gradients"]) == ("virtual", "one-straggler", 8, "yes")
 
 
 @pytest.mark.parametrize("tokens", [["--help"], ["config", "--help"]])

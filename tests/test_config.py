@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.config import COMMAND_LINE, DEFAULT, INIT, Resolved, Slow, explain, from_toml, resolve, to_toml
+from paceline.config import COMMAND_LINE, DEFAULT, INIT, Resolved, Sizes, Slow, explain, from_toml, resolve, to_toml
 from paceline.errors import ConfigError
 from paceline.hybrid import Hybrid, parse_mode
 from paceline.pace import parse_pace
@@ -26,6 +26,34 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
     assert (settings.leases, settings.batch, settings.shares, settings.lr_rule, settings.seed) == ("exact", "per-worker", "even", None, 0)
     assert (settings.patience_s, settings.slow, settings.compute) == (60.0, (), None)
     assert settings.out == "runs/train-20260101-120000"
+
+
+def test_a_virtual_cluster_has_the_size_that_it_says_unless_somebody_says_otherwise() -> None:
+    told = {"cores": 2, "sizes_of": lambda cluster: Sizes(8, 3 if cluster == "mine" else None)}
+    for line, workers, servers in (
+        ({}, 8, 8),
+        ({"cluster": "mine"}, 8, 3),
+        ({"cluster": "mine", "servers": 5}, 8, 5),
+        ({"workers": 64}, 64, 64),
+    ):
+        settings = settle(command_line={"engine": "virtual", **line}, **told).settings
+        assert (settings.workers, settings.servers) == (workers, servers)
+    assert settle(**told).settings.workers == 2
+
+
+@pytest.mark.parametrize(
+    ("told", "refusal"),
+    [
+        ({"cluster": "spot"}, "--cluster: 'spot' is not allowed with the engine local, it needs engine virtual"),
+        ({"gradients": "no"}, "--gradients: no is not allowed with the engine local, it needs engine virtual"),
+        ({"gradients": "maybe"}, "--gradients: 'maybe' is not allowed, it must be yes or no"),
+        ({"engine": "slurm"}, "--engine: 'slurm' is not allowed, it must be local or virtual"),
+    ],
+)
+def test_what_only_one_engine_can_do_is_refused_by_the_others(told: dict[str, Any], refusal: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        settle(command_line=told)
+    assert str(refused.value) == refusal
 
 
 @pytest.mark.parametrize(("cores", "workers", "servers"), [(8, 4, 4), (2, 8, 2), (1, 1, 1)])
@@ -242,7 +270,8 @@ def test_explain_has_a_row_for_every_setting_with_its_origin() -> None:
     assert ("patience", "120s", "PACELINE_PATIENCE") in rows
     assert ("workers", "2", DEFAULT) in rows
     assert [row[0] for row in rows] == [
-        *("workers", "servers", "pace", "leases", "batch", "shares", "lr_rule", "out", "seed", "slow", "compute", "patience", "config")
+        *("workers", "servers", "pace", "leases", "batch", "shares", "lr_rule", "out", "seed", "slow", "compute", "patience"),
+        *("engine", "cluster", "gradients", "config"),
     ]
 
 
@@ -262,6 +291,7 @@ TOLD = st.fixed_dictionaries(
         "slow": st.lists(st.sampled_from(["0=4", "1=1.5@0-0.333333", "2=1000@0.5-1"]), unique=True),
         "compute": st.just(f"recorded:{TIMES}"),
         "patience": st.floats(0.1, 86400).map(lambda seconds: f"{seconds:.6f}s"),
+        "engine": st.just("virtual"),
     },
 )
 

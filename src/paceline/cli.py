@@ -20,7 +20,7 @@ from cyclopts import App, CycloptsError, Group, Parameter
 from rich.console import Console
 from rich.table import Table
 
-from paceline.config import Resolved, explain, resolve
+from paceline.config import Resolved, Sizes, explain, resolve
 from paceline.errors import ConfigError, ExitCode, PacelineError
 from paceline.hybrid import mode_names
 from paceline.pace import KEYS, pace_names
@@ -34,9 +34,11 @@ _At = Annotated[
     Parameter(name="--at", metavar="SAMPLES", help="Show the decision in force at so many samples, whole.", show_default=False),
 ]
 _USAGE = "paceline run [OPTIONS] SCRIPT [ARGS...]"
-_FLAGS = ("--help", "-h", "--version")
+_FLAGS = ("--help", "-h", "--version", "--no-gradients")
 _OFTEN_THE_SCRIPTS = ("batch", "out", "seed")
 _WIDTH, _UNBROKEN = 80, 10_000
+
+_is_own_process = False
 
 _HOW = Group("How to run", sort_key=1)
 _SAMPLES = Group("Samples and learning rate", sort_key=2)
@@ -86,6 +88,15 @@ class Options:
         str | None,
         _option(_TRY, "recorded:FILE", "Replace each step's compute time by a sleep of the recorded length."),
     ] = None
+    engine: Annotated[
+        str | None,
+        _option(_TRY, "NAME", "local: processes of this machine; virtual: pretend to have a cluster. Default: local."),
+    ] = None
+    cluster: Annotated[
+        str | None,
+        _option(_TRY, "NAME|FILE", "The cluster of --engine virtual: spot, wan, ... or a TOML file. Default: even workers."),
+    ] = None
+    no_gradients: Annotated[bool, _option(_TRY, "", "With --engine virtual: only times, no training.")] = False
 
 
 def _epilogue() -> str:
@@ -116,6 +127,7 @@ def _resolved(options: Options, script: str, args: Sequence[str]) -> Resolved:
     given = asdict(options)
     path = given.pop("config")
     given["slow"] = ",".join(options.slow) or None
+    given["gradients"] = "no" if given.pop("no_gradients") else None
     return resolve(
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         stamp=datetime.now(UTC).strftime("%Y%m%d-%H%M%S"),
@@ -124,7 +136,15 @@ def _resolved(options: Options, script: str, args: Sequence[str]) -> Resolved:
         config=path,
         script=script,
         args=args,
+        sizes_of=_sizes_of,
     )
+
+
+def _sizes_of(cluster: str | None) -> Sizes:
+    from paceline.engine.virtual.cluster_file import loaded_of
+
+    loaded = loaded_of(cluster).cluster
+    return Sizes(loaded.default_workers, loaded.servers.count)
 
 
 @app.command(usage=f"Usage: {_USAGE}", help_epilogue=_epilogue())
@@ -137,9 +157,20 @@ def run(script: _Script = None, /, *args: _Args, options: Options = Options()) -
         raise ConfigError(f"run needs a script, as in {_USAGE}")
     text = _text_of(script)
     resolved = _resolved(options, script, args)
+    if resolved.settings.engine == "virtual" and _is_own_process:
+        from paceline.engine.virtual.process import begin_anew
+
+        begin_anew()
     for sentence in (*resolved.warnings(), *_misplaced(args, script, text)):
         _say(sentence)
     from paceline.dash.report import write_report
+
+    if resolved.settings.engine == "virtual":
+        from paceline.engine.virtual.cluster_file import loaded_of
+        from paceline.engine.virtual.virtual_run import VirtualRun
+
+        loaded = loaded_of(resolved.settings.cluster)
+        return VirtualRun(resolved, loaded, write_report).run(gradients=resolved.settings.gradients)
     from paceline.engine.local.supervisor import Supervisor
 
     return Supervisor(resolved, write_report).run()
@@ -248,7 +279,9 @@ def _guarded(tokens: Sequence[str]) -> list[str]:
 
 
 def main(tokens: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit code."""
+    """Run the command; returns its exit code. Without `tokens` it is the process's own command line."""
+    global _is_own_process
+    _is_own_process = tokens is None
     try:
         return app(_guarded(sys.argv[1:] if tokens is None else tokens)) or ExitCode.OK
     except CycloptsError as error:

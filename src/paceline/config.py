@@ -44,6 +44,17 @@ DEFAULT = "default"
 _PREFIX = "PACELINE_"
 _ENGINES_OWN = "PACELINE_JOB_"
 _TABLES = ("run", "origin")
+_DEFAULTS: dict[str, object] = {
+    "pace": "hybrid",
+    "leases": "exact",
+    "batch": "per-worker",
+    "shares": "even",
+    "seed": 0,
+    "slow": (),
+    "patience": "60s",
+    "engine": "local",
+    "gradients": "yes",
+}
 
 
 class Resolved(msgspec.Struct, frozen=True):
@@ -129,6 +140,13 @@ def _from_file(path: str) -> dict[str, _Given]:
     return given
 
 
+class Sizes(NamedTuple):
+    """How many workers and servers a cluster has when nobody says so; None: it does not say it either."""
+
+    workers: int | None = None
+    servers: int | None = None
+
+
 def _default(name: str, *, cores: int, script: str, stamp: str, workers: int) -> Any:
     """The default of a setting, as a value that its field parses; None is none."""
     match name:
@@ -139,8 +157,7 @@ def _default(name: str, *, cores: int, script: str, stamp: str, workers: int) ->
         case "out":
             return str(PurePath("runs", f"{PurePath(script).stem or 'run'}-{stamp}"))
         case _:
-            fixed = {"pace": "hybrid", "leases": "exact", "batch": "per-worker", "shares": "even", "seed": 0, "slow": (), "patience": "60s"}
-            return fixed.get(name)
+            return _DEFAULTS.get(name)
 
 
 def resolve(
@@ -153,11 +170,12 @@ def resolve(
     config: str | None = None,
     script: str = "",
     args: Sequence[str] = (),
+    sizes_of: Callable[[str | None], Sizes] = lambda _: Sizes(),
 ) -> Resolved:
     """The settings in force; raises ConfigError with one sentence for whatever is not allowed.
 
     `command_line` and `init` map setting names to values, None for what was not given; `config` is the command line's.
-    `stamp` is the UTC time that ends the default name of the run directory.
+    `stamp` is the UTC time that ends the default name of the run directory. `sizes_of` tells what a virtual cluster has.
     """
     environment = _from_environment(environ)
     variable = environment.pop("config", None)
@@ -168,6 +186,11 @@ def resolve(
     given |= _from_arguments(init, INIT)
     given |= _from_arguments(command_line, COMMAND_LINE)
     values = {name: _parsed(name, one) for name, one in given.items()}
+    if values.get("engine") == "virtual":
+        sizes = sizes_of(values.get("cluster"))
+        cores = values.get("workers") or sizes.workers or cores  # a machine may pretend to have as many as it likes
+        if sizes.servers is not None:
+            values.setdefault("servers", sizes.servers)
     for name, field in FIELDS.items():
         value = _default(name, cores=cores, script=script, stamp=stamp, workers=values.get("workers", 1))
         values.setdefault(name, None if value is None else field.parse(value))

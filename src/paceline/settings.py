@@ -19,12 +19,14 @@ from paceline.pace import LrRule, Pace
 Leases = Literal["exact", "static"]
 Batch = Literal["per-worker", "global"]
 Shares = Literal["even", "speed"]
+Engine = Literal["local", "virtual"]
 
 MOST_PROCESSES = 1024
 MOST_SEED = 2**31 - 1
 MOST_SAMPLES = 10**12 - 1
 MOST_SLOW = 1000.0
 LEAST_PATIENCE_S, MOST_PATIENCE_S = 0.1, 86_400.0
+_YES_OR_NO = ("yes", "no")
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _NUMBER = r"[0-9]{1,9}(?:\.[0-9]{1,6})?"
 
@@ -48,7 +50,10 @@ class Slow(msgspec.Struct, frozen=True):
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """What a run is told. `compute` names a file of recorded step times; `lr_rule` None follows the optimizer's class."""
+    """What a run is told. `compute` names a file of recorded step times; `lr_rule` None follows the optimizer's class.
+
+    `cluster` is what the virtual engine pretends to be, which without `gradients` only counts.
+    """
 
     workers: int
     servers: int
@@ -62,6 +67,9 @@ class Settings(msgspec.Struct, frozen=True):
     slow: tuple[Slow, ...]
     compute: str | None
     patience_s: float
+    engine: Engine
+    cluster: str | None
+    gradients: bool
     config: str | None = None
     script: str = ""
     args: tuple[str, ...] = ()
@@ -196,6 +204,9 @@ FIELDS: dict[str, Field] = {
     "slow": Field("slow", slow_list, lambda slow: [str(one) for one in slow]),
     "compute": Field("compute", recorded, lambda path: f"recorded:{path}"),
     "patience": Field("patience_s", patience_s, lambda seconds: f"{_plain(seconds)}s"),
+    "engine": Field("engine", lambda value: choice(value, get_args(Engine))),
+    "cluster": Field("cluster", path_text),
+    "gradients": Field("gradients", lambda value: choice(value, _YES_OR_NO) == "yes", lambda value: _YES_OR_NO[not value]),
 }
 
 
@@ -211,6 +222,10 @@ def check_together(settings: Settings) -> tuple[str, ConfigError] | None:
         return "lr_rule", error
     if settings.shares == "speed" and settings.leases == "static":
         return "shares", ConfigError("speed is not allowed with leases static, which fix every worker's samples; it needs leases exact")
+    if settings.engine != "virtual" and settings.cluster is not None:
+        return "cluster", ConfigError(f"{settings.cluster!r} is not allowed with the engine {settings.engine}, it needs engine virtual")
+    if settings.engine != "virtual" and not settings.gradients:
+        return "gradients", ConfigError(f"no is not allowed with the engine {settings.engine}, it needs engine virtual")
     for slow in settings.slow:
         if slow.worker >= settings.workers:
             return "slow", ConfigError(

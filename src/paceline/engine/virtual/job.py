@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from math import inf
-from typing import Protocol
 
 from paceline.engine.virtual.member import Member
 from paceline.engine.virtual.network import Network
+from paceline.engine.virtual.seams import Books, Luggage
 from paceline.engine.virtual.timeline import Timeline
 from paceline.errors import ExitCode
 from paceline.logic.gate import admit
@@ -23,42 +23,6 @@ from paceline.roles.effects import Effect, End, JobSettings, Note, Send
 from paceline.roles.server import Server, ShardStore
 
 HOST = "virtual"
-
-
-class Books(Protocol):
-    """Who writes down what the coordinator says."""
-
-    def note(self, event: dict[str, object], now_s: float) -> None:
-        """An event of the run."""
-        ...
-
-    def take(self, effect: Effect, job: Job) -> None:
-        """Every other effect that is no message."""
-        ...
-
-
-class Luggage(Protocol):
-    """Who knows what attachments are: packed by the sender, opened by servers, kept and added for the coordinator."""
-
-    def pack(self, attachments: Sequence[object]) -> tuple[int, ...]:
-        """What travels."""
-        ...
-
-    def open(self, message: Message, attachments: tuple[int, ...]) -> tuple[object, ...]:
-        """What a server's role takes."""
-        ...
-
-    def keep(self, message: Message, attachments: tuple[int, ...]) -> None:
-        """The coordinator has got these."""
-        ...
-
-    def attach(self, send: Send, role: Coordinator) -> Send:
-        """The coordinator's message with what belongs to it."""
-        ...
-
-    def drop(self, attachments: tuple[int, ...]) -> None:
-        """Nobody gets these."""
-        ...
 
 
 class Push:

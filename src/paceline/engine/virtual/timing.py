@@ -10,8 +10,9 @@ from paceline.engine.virtual.cluster_file import Loaded
 from paceline.engine.virtual.compute import Rhythm, stream
 from paceline.engine.virtual.counting import Counting
 from paceline.engine.virtual.fates import Fates
-from paceline.engine.virtual.job import Books, Job
+from paceline.engine.virtual.job import Job
 from paceline.engine.virtual.network import Network
+from paceline.engine.virtual.seams import Books
 from paceline.engine.virtual.timeline import Timeline
 from paceline.engine.virtual.trainee import Trainee, Workload
 from paceline.messages import Serve
