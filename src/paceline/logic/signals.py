@@ -228,6 +228,11 @@ class Gauges:
         """An epoch begins: since the last update there was nothing to be done, an evaluation perhaps. Rates leave that out."""
         self._rates.resumed(now_s)
 
+    @property
+    def wants_norms(self) -> bool:
+        """Whether the noise scale is not known yet, so that more updates are worth measuring."""
+        return self._noise.value is None
+
     def planned(self, total_samples: int | None) -> None:
         """How many samples the run will fold, None while that is not known."""
         self._total = total_samples or None

@@ -114,6 +114,8 @@ class Epochs:
         most = message.cut or max(message.sizes) * self.job.settings.num_workers
         even = (message.updates - 1) * most < num_samples
         self._per_update = most if even else -(-num_samples // max(1, message.updates))
+        if self.job.gauges is not None:
+            self.job.gauges.resumed(self.job.now_s)
         self.leases.open(Ledger(message.sizes, owners=message.owners, cut=message.cut))
         for other in (worker, *self._plan_queue):
             self.job.tell(other, Plan(self.index, self._updates))

@@ -14,8 +14,8 @@ from paceline.messages import Accept, Factor, Fold, Gone, PartNorm, Ready
 from paceline.roles.epochs import Epochs
 from paceline.roles.job import Folded, Job
 
-MEASURE_EVERY = 10
-"""Servers measure the norms of one update in so many, for the gauges."""
+MEASURE_EVERY, FIRST_EVERY = 10, 3
+"""Servers measure the norms of one update in so many for the gauges, and of more while the noise scale is not known."""
 CLIP_EPSILON = 1e-6
 """As in torch.nn.utils.clip_grad_norm_."""
 
@@ -104,7 +104,7 @@ class Folds:
         if lowest.hyper and lowest.hyper != self._sent_hyper:
             hyper = self._sent_hyper = lowest.hyper
         absent = absent_in_all([one.absent for one in pending]) if lowest.absent else b""
-        measure = job.gauges is not None and job.version % MEASURE_EVERY == 1
+        measure = job.gauges is not None and job.version % (FIRST_EVERY if job.gauges.wants_norms else MEASURE_EVERY) == 1
         rate, correction = weighed.lr_factor * self._factor(), job.pace.correction
         fold = Fold(job.version, weighed.members, weighed.scale, rate, hyper, absent, lowest.clip, measure)
         job.order(fold)

@@ -13,10 +13,10 @@ import msgspec
 from paceline.errors import ConfigError
 from paceline.hybrid import Hybrid
 from paceline.logic import safety
+from paceline.logic.policies.balance import Balance
 from paceline.logic.policies.catalogue import policy_of
 from paceline.logic.policies.policy import Decision, Move, Policy
 from paceline.logic.sentence import said
-from paceline.logic.shares import MOST_STEP, next_parts
 from paceline.logic.signals import Gauges, Signals
 from paceline.messages import Keep, Log, Measured
 from paceline.pace import Pace, check_pace
@@ -56,8 +56,7 @@ class Moves:
         self._num_evaluated = 0
         self._next_steps, self._next_s = 0, 0.0
         self._stage = 0
-        self._part_step = MOST_STEP
-        self._parts_before: dict[int, float] | None = None
+        self._shares = Balance()
         self._promise: Promise | None = None
         self._consulted: tuple[int, Signals] | None = None
 
@@ -241,15 +240,9 @@ class Moves:
 
     def _balance(self, signals: Signals) -> None:
         """With shares by speed: bring each worker's part of a batch nearer to its speed."""
-        if self.job.settings.shares != "speed":
-            return
-        seconds = {one.id: one.compute_s / one.step_samples for one in signals.workers if one.num_steps and one.step_samples > 0}
-        parts = {one.id: one.share for one in signals.workers}
-        if len(seconds) == len(parts) > 1:
-            moved, self._part_step = next_parts(seconds, parts, self._part_step, self._parts_before)
-            if moved != parts:
-                self._parts_before = parts
-                self._set_parts(moved)
+        gives_shares = self._hybrid is not None and self._hybrid.policy == "stragglers"
+        if self.job.settings.shares == "speed" and not gives_shares:
+            self._set_parts(dict(self._shares.parts(signals)))
 
     def _set_parts(self, parts: dict[int, float]) -> None:
         if parts and parts != self.parts and self.epochs.leases.set_parts(parts):
