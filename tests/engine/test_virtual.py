@@ -28,7 +28,8 @@ spread = 0.5
 
 def what_is_left(run: Played) -> dict[str, bytes]:
     """The files of a run that must not depend on the machine."""
-    return {name: (run.out / name).read_bytes() for name in ("events.jsonl", "metrics.jsonl", "final.safetensors")}
+    names = ("events.jsonl", "metrics.jsonl", "decisions.jsonl", "final.safetensors")
+    return {name: (run.out / name).read_bytes() for name in names if (run.out / name).exists()}
 
 
 def test_a_run_leaves_what_every_run_leaves(tmp_path: Path) -> None:
@@ -274,3 +275,23 @@ def test_a_thousand_workers_are_timed(tmp_path: Path) -> None:
     assert run.code == 0
     assert run.summary["ledger"]["once"] == 20_000
     assert json.loads((run.out / "events.jsonl").read_text().splitlines()[-1])["event"] == "end"
+
+
+# --- policies -------------------------------------------------------------------------------------------------
+
+
+def test_a_users_own_policy_is_asked_while_virtual_time_stands_still(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text("def flaps(signals, history):\n    return ('sync' if signals.pace == 'async' else 'async'), f'after {len(history)}'\n")
+    runs = [play(tmp_path / name, script(epochs=10), UNEVEN, pace=f"hybrid:{mine}:flaps") for name in "ab"]
+    assert [run.code for run in runs] == [0, 0]
+    assert {event["to"] for event in runs[0].of("pace")} == {"sync", "async"}
+    assert runs[0].summary["ledger"]["once"] == 10 * 96
+    assert what_is_left(runs[0]) == what_is_left(runs[1])
+
+
+def test_a_schedule_moves_the_pace(tmp_path: Path) -> None:
+    run = play(tmp_path, script(epochs=4), UNEVEN, pace="hybrid:sync@0,async@0.5")
+    assert run.code == 0
+    assert [(event["from"], event["to"]) for event in run.of("pace")] == [("sync", "async")]
+    assert (run.out / "decisions.jsonl").exists()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from time import monotonic
 
 from paceline.engine.local.console import Screen
+from paceline.engine.virtual.advice import Advice
 from paceline.engine.virtual.job import Job
-from paceline.roles.effects import Decide, Effect, Metrics, Warn
+from paceline.roles.effects import Consult, Decide, Effect, Metrics, Warn
 from paceline.trace.record import RunRecord
 
 LOOK_S = 0.2
@@ -14,10 +16,11 @@ LOOK_S = 0.2
 
 
 class RecordBooks:
-    """`job.Books` that write into `record` and speak to the `screen`."""
+    """`seams.Books` that write into `record` and speak to the `screen`; a user's own policy has its log in `run_dir`."""
 
-    def __init__(self, record: RunRecord, screen: Screen) -> None:
-        self._record, self._screen = record, screen
+    def __init__(self, record: RunRecord, screen: Screen, run_dir: Path) -> None:
+        self._record, self._screen, self._run_dir = record, screen, run_dir
+        self._advice: Advice | None = None
         self._look_s = 0.0
 
     def note(self, event: dict[str, object], now_s: float) -> None:
@@ -34,8 +37,25 @@ class RecordBooks:
                 self._record.decide(record, now_s)
             case Warn(sentence=sentence):
                 self._screen.error(f"paceline: {sentence}")
+            case Consult():
+                job.timeline.after(0.0, self._consult, effect, job)
             case _:
                 raise AssertionError(f"nobody carries out {type(effect).__name__}")
+
+    def _consult(self, consult: Consult, job: Job) -> None:
+        settings = job.coordinator.job.settings
+        assert settings.hybrid is not None
+        self._advice = self._advice or Advice(settings.hybrid, self._run_dir, settings.num_workers)
+        answer = self._advice.ask(consult)
+        while self._advice.remarks:
+            self._screen.error(f"paceline: {self._advice.remarks.pop(0)}")
+        if job.end is None:
+            job.carry_out(job.coordinator.advised(answer.number, answer.pace, answer.why, answer.error, job.timeline.now_s))
+
+    def close(self) -> None:
+        """Leave no process of the policy behind."""
+        if self._advice is not None:
+            self._advice.close()
 
     def look(self, job: Job) -> None:
         """Called often: now and then write what is pending and show the state of the run. Raises WriteError."""

@@ -84,7 +84,8 @@ class VirtualRun:
     def _play(self, record: RunRecord) -> End:
         """Let every worker's script play to its end."""
         settings, timeline, luggage = self._settings(), Timeline(), MemoryFiles()
-        network, books = Network(timeline, self._loaded.cluster, self._crew, settings.num_servers), RecordBooks(record, self._screen)
+        network = Network(timeline, self._loaded.cluster, self._crew, settings.num_servers)
+        books = RecordBooks(record, self._screen, self._run_dir)
         job = Job(settings, timeline, network, build=shard_of, books=books, luggage=luggage)
         theatre = Theatre(self._resolved, self._run_dir / LOGS, lambda: bool(self._signals))
         seed, kills = self._resolved.settings.seed, self._loaded.cluster.kill
@@ -95,6 +96,7 @@ class VirtualRun:
             if end.code == ExitCode.OK:
                 self._write_final(job, luggage)
         finally:
+            books.close()
             self._summary |= job.coordinator.summary()
             self._show_failure(theatre)
         return end
@@ -125,11 +127,12 @@ class VirtualRun:
             self._show_failure(theatre)
         if isinstance(work, End):
             return work
-        books, settings = RecordBooks(record, self._screen), self._resolved.settings
+        books, settings = RecordBooks(record, self._screen, self._run_dir), self._resolved.settings
         job = timing_job(self._settings(), self._loaded, work, seed=settings.seed, books=books, slow=settings.slow)
         try:
             return job.run(partial(self._look, books, job))
         finally:
+            books.close()
             self._summary |= job.coordinator.summary()
 
     # --- watching and ending ------------------------------------------------------------------------------
