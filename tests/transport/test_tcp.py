@@ -337,9 +337,9 @@ def test_a_message_that_begins_and_does_not_end_loses_its_sender() -> None:
         control.sock.close()
 
 
-def test_a_tensor_that_stops_in_its_middle_loses_its_sender() -> None:
-    with pair(Trust(), lanes=None, stall_s=0.2) as (server, _, endpoint):
-        control, up = insider(endpoint, Trust(), Lane.CONTROL), insider(endpoint, Trust(), Lane.UP)
+def test_a_tensor_that_stops_in_its_middle_loses_its_sender(trust: Trust) -> None:
+    with pair(trust, lanes=None, stall_s=0.2) as (server, _, endpoint):
+        control, up = insider(endpoint, trust, Lane.CONTROL), insider(endpoint, trust, Lane.UP)
         until(server, lambda: WORKER in server.peers)
         arrival = server.expect(WORKER, 0, SPEC, memoryview(bytearray(SIZE)))
         writer = FrameWriter(up.seals[0])
@@ -348,6 +348,28 @@ def test_a_tensor_that_stops_in_its_middle_loses_its_sender() -> None:
             arrival.wait(5.0)
         control.sock.close()
         up.sock.close()
+
+
+def test_a_tensor_that_nobody_takes_loses_its_receiver(trust: Trust) -> None:
+    with pair(trust, lanes=None, stall_s=0.2) as (server, _, endpoint):
+        control, down = insider(endpoint, trust, Lane.CONTROL), insider(endpoint, trust, Lane.DOWN)
+        until(server, lambda: WORKER in server.peers)
+        spec = Spec("uint8", (64 << 20,))
+        departure = server.start(WORKER, 0, spec, memoryview(bytearray(64 << 20)))
+        with pytest.raises(PeerLostError, match=r"a tensor did not move for 0.2 s"):
+            departure.wait(5.0)
+        control.sock.close()
+        down.sock.close()
+
+
+def test_a_lane_that_rests_for_long_is_not_given_up(trust: Trust) -> None:
+    with pair(trust, stall_s=0.1) as (server, worker, _):
+        assert server.receive(0.5) is None
+        spec, place = Spec("uint8", (3,)), bytearray(3)
+        arrival = server.expect(WORKER, 0, spec, memoryview(place))
+        worker.start(SERVER, 0, spec, memoryview(b"abc")).wait(5.0)
+        arrival.wait(5.0)
+        assert place == b"abc"
 
 
 def test_a_peer_may_come_back_only_in_a_new_life(plain: Pair) -> None:

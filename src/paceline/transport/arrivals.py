@@ -14,6 +14,8 @@ from paceline.messages import Address
 from paceline.transport.piece import Piece, Spec, check_spec
 
 MAX_EXPECTED = 4096
+SETTLE_S = 5.0
+"""How long a thread may take to let go of a connection that was shut."""
 
 
 class Arrival:
@@ -117,8 +119,8 @@ class Arrivals:
                 return
         self._give_up(f"it was in the middle of tensor {arrival.key} when that was given up")
         with self._changed:
-            while arrival.num_writing:
-                self._changed.wait()
+            if not self._changed.wait_for(lambda: not arrival.num_writing, SETTLE_S):
+                raise DeadlineError(f"tensor {arrival.key} of {self.peer} is still written {SETTLE_S:g} s after its connection was shut")
 
     def fail(self, reason: str) -> None:
         """Nothing more comes from this peer."""

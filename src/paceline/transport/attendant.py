@@ -85,7 +85,14 @@ class Attendant(Thread):
     # --- the thread ---------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Serve until `end`."""
+        """Serve until `end`; a failure is told to whoever waits for a peer."""
+        try:
+            self._serve_all()
+        finally:
+            for peer in list(self._peers) if not self._ending else ():
+                peer.lose("the thread that keeps its heartbeats failed")
+
+    def _serve_all(self) -> None:
         due_s = monotonic()
         while not self._ending:
             for fd, events in self.epoll.poll(max(0.0, due_s - monotonic())):

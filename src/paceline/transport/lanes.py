@@ -18,7 +18,7 @@ from paceline.errors import ProtocolError
 from paceline.transport.arrivals import Arrivals
 from paceline.transport.departures import Departures
 from paceline.transport.piece import Piece, pack_piece, unpack_piece
-from paceline.transport.stream import WOULD_BLOCK, Line, bound
+from paceline.transport.stream import STALLED, Line, bound
 from paceline.transport.wire import HEADER_BYTES, MOST_BYTES, Frame, FrameReader, FrameWriter, Kind
 
 _KEY = struct.Struct("<Q")
@@ -30,7 +30,7 @@ Ended = Callable[[socket.socket, str], None]
 _WAIT_ALL = getattr(socket, "MSG_WAITALL", 0)
 
 
-class Lane(Thread):
+class Carrier(Thread):
     """One end of one connection for tensors."""
 
     kinds: tuple[Kind, ...] = ()
@@ -48,24 +48,24 @@ class Lane(Thread):
 
     def run(self) -> None:
         """Move tensors until the connection ends."""
+        reason = "the thread that moves its tensors failed"
         try:
             self.move()
         except EOFError:
             reason = ENDED
-        except WOULD_BLOCK:
+        except STALLED:
             reason = f"a tensor did not move for {self._stall_s:g} s"
         except ProtocolError as error:
             reason = str(error)
         except OSError as error:
             reason = error.strerror or str(error)
-        else:
-            reason = ENDED
-        self.release()
-        self._ended(self.sock, reason)
+        finally:
+            self.release()
+            self._ended(self.sock, reason)
 
     @abstractmethod
     def move(self) -> None:
-        """Move tensors; raises when the connection ends."""
+        """Move tensors; ends only by an exception."""
 
     def release(self) -> None:
         """Let go of what the thread held besides its socket."""
@@ -76,7 +76,7 @@ class Lane(Thread):
         while done < len(view):
             try:
                 size = self.sock.recv_into(view[done:], 0, flags)
-            except WOULD_BLOCK:
+            except STALLED:
                 if begun or done:
                     raise
                 continue
@@ -99,7 +99,7 @@ class Lane(Thread):
                 parts[0] = parts[0][sent:]
 
 
-class SendingLane(Lane):
+class Sender(Carrier):
     """Takes pieces from a peer's departures, and hears what has been taken."""
 
     kinds = (Kind.TAKEN,)
@@ -144,7 +144,7 @@ class SendingLane(Lane):
         os.close(self._waker)
 
 
-class ReceivingLane(Lane):
+class Receiver(Carrier):
     """Receives pieces into the places that are expected, and says when a tensor is whole."""
 
     kinds = (Kind.PLACE, Kind.PIECE)

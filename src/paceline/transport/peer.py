@@ -12,14 +12,11 @@ from functools import partial
 from threading import Lock
 
 from paceline.messages import Address
-from paceline.transport.arrivals import Arrivals
+from paceline.transport.arrivals import SETTLE_S, Arrivals
 from paceline.transport.departures import Departures
 from paceline.transport.handshake import Identity, Lane
-from paceline.transport.lanes import ENDED, ReceivingLane, SendingLane
-from paceline.transport.lanes import Lane as LaneThread
+from paceline.transport.lanes import ENDED, Carrier, Receiver, Sender
 from paceline.transport.stream import Line, shut
-
-SETTLE_S = 5.0
 
 
 class Peer:
@@ -38,7 +35,7 @@ class Peer:
         self._lock = Lock()
         self._reserved: set[tuple[Lane, int]] = {(Lane.CONTROL, 0)}
         self._sockets: list[socket.socket] = []
-        self._threads: list[LaneThread] = []
+        self._threads: list[Carrier] = []
         self._num_open: dict[Arrivals | Departures, int] = {self.arrivals: 0, self.departures: 0}
 
     @property
@@ -76,11 +73,11 @@ class Peer:
         self.add(line.sock)
         way = self.departures if outward else self.arrivals
         ended = partial(self._lane_ended, way)
-        thread: LaneThread
+        thread: Carrier
         if outward:
-            thread = SendingLane(line, self.departures, generation=generation, stall_s=stall_s, ended=ended)
+            thread = Sender(line, self.departures, generation=generation, stall_s=stall_s, ended=ended)
         else:
-            thread = ReceivingLane(line, self.arrivals, generation=generation, stall_s=stall_s, ended=ended)
+            thread = Receiver(line, self.arrivals, generation=generation, stall_s=stall_s, ended=ended)
         with self._lock:
             self._threads.append(thread)
             self._num_open[way] += 1

@@ -28,6 +28,7 @@ _READS_PER_SWEEP = 16
 _RDHUP = getattr(select, "POLLRDHUP", 0x2000)
 
 WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+STALLED = (BlockingIOError, TimeoutError)
 
 
 def tune(sock: socket.socket, *, timeout_s: float) -> None:
@@ -39,9 +40,14 @@ def tune(sock: socket.socket, *, timeout_s: float) -> None:
 
 
 def bound(sock: socket.socket, *, stall_s: float) -> None:
-    """Make a socket blocking, with the kernel's own deadline on every call; one that passes it raises BlockingIOError."""
+    """Make a socket blocking, with a deadline on every call that does not move; passing it raises one of `STALLED`."""
+    if isinstance(sock, ssl.SSLSocket):
+        # TLS takes a blocking socket's "not now" for "again"
+        sock.settimeout(stall_s)
+        return
     sock.setblocking(True)
     interval = struct.pack("ll", int(stall_s), int(stall_s % 1 * 1e6))
+    # the kernel's own deadline, so that one call can wait for a whole piece
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, interval)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, interval)
 

@@ -76,6 +76,12 @@ class Switchboard:
         """Take over the connections that were offered."""
         while self._newcomers:
             peer, line = self._newcomers.popleft()
+            if peer.address in self.controls:
+                # two that connect to each other at once: the first connection stays
+                peer.close(line.sock)
+                peer.lose("it is connected already")
+                self._ended(peer)
+                continue
             control = Control(peer, line, self._help_out)
             self.controls[peer.address] = self._by_fd[line.sock.fileno()] = control
             self._reasons.pop(peer.address, None)

@@ -134,8 +134,13 @@ class TcpPort:
             raise
         self._start_attendant()
         reached = Peer(lines[Lane.CONTROL, 0].session.peer, monotonic())
-        for (lane, _), line in lines.items():
-            self._put_to_use(reached, lane, line, outward=lane is Lane.UP)
+        try:
+            # the control lane last: with it the peer is there
+            for (lane, _), line in reversed(lines.items()):
+                self._put_to_use(reached, lane, line, outward=lane is Lane.UP)
+        except OSError as error:
+            reached.lose(f"its connection ended: {error.strerror or error}")
+            raise PeerLostError(f"{self.me} cannot reach {peer} at {endpoint}: {reached.reason}") from error
         self._board.adopt()
 
     def _start_attendant(self) -> None:
