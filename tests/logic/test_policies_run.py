@@ -12,11 +12,11 @@ import pytest
 
 from paceline.hybrid import Hybrid, parse_mode
 from paceline.logic.gate import Crowd, admit, fold_due, may_start
+from paceline.logic.gauges import Gauges
 from paceline.logic.policies.catalogue import policy_of
 from paceline.logic.policies.policy import Move
 from paceline.logic.progress import Progress
 from paceline.logic.safety import may_move
-from paceline.logic.signals import Gauges
 from paceline.pace import Pace, parse_pace
 
 SAMPLES = 16

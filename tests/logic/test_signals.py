@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.logic.gauges import SETTLING_STEPS, WINDOW_STEPS, Gauges
 from paceline.logic.meters import LEAST_FOLDS, NoiseScale, Smoothed, line_slope
-from paceline.logic.signals import SETTLING_STEPS, WINDOW_STEPS, Gauges, Signals
+from paceline.logic.signals import Signals
 
 
 def step(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from paceline.logic.fold import Pending
+from paceline.logic.gauges import Gauges
 from paceline.logic.membership import Membership, Worker
 from paceline.logic.progress import Progress
-from paceline.logic.signals import Gauges
 from paceline.messages import Address, Halt, Message, ModelSpec
 from paceline.pace import Pace
 from paceline.roles.accounts import Accounts

@@ -13,11 +13,12 @@ import msgspec
 from paceline.errors import ConfigError
 from paceline.hybrid import Hybrid
 from paceline.logic import safety
+from paceline.logic.gauges import Gauges
 from paceline.logic.policies.balance import Balance
 from paceline.logic.policies.catalogue import policy_of
 from paceline.logic.policies.policy import Decision, Move, Policy
 from paceline.logic.sentence import said
-from paceline.logic.signals import Gauges, Signals
+from paceline.logic.signals import Signals
 from paceline.messages import Keep, Log, Measured
 from paceline.pace import Pace, check_pace
 from paceline.roles.effects import Consult, Decide

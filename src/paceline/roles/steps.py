@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from paceline.logic.gate import UNTIL_SLOWEST, admit, may_start
+from paceline.logic.gauges import Gauges
 from paceline.logic.membership import ASKING, COMPUTING, RESTING, WAITING, Worker
-from paceline.logic.signals import Gauges
 from paceline.messages import Begin, Keep, Ready, Restore, SetPace, Start
 from paceline.pace import Pace
 from paceline.roles.effects import Send
