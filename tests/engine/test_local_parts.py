@@ -205,6 +205,8 @@ def test_the_last_lines_say_what_came_of_it() -> None:
     assert result_lines(moved)[2] == "paces: sync 50 %, async 50 % of the samples, 3 changes; `paceline why` and the run directory tell why"
     assert len(result_lines({**moved, "moves": 0})) == 2
     assert result_lines({"updates": 0}) == ["no update was made"]
+    virtual = {**summary, "virtual_s": 1.0, "ledger": None, "final": {}}
+    assert result_lines(virtual) == ["1,200 updates of 2,400 samples in 1.0 virtual s (2,400 samples/s), played in 2.0 s"]
 
 
 def test_a_summary_always_tells_the_exit_code(tmp_path: Path) -> None:

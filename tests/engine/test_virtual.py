@@ -45,6 +45,7 @@ def test_a_run_leaves_what_every_run_leaves(tmp_path: Path) -> None:
     assert all("pid" not in event for event in joins)
     assert {event["host"] for event in joins if event["role"] == "worker"} == {"virtual-0", "virtual-1", "virtual-2"}
     assert "engine virtual" in run.log(2)
+    assert "virtual time" in (run.out / "report.html").read_text()
 
 
 @pytest.mark.parametrize("pace", ["sync", "async", "hybrid"])

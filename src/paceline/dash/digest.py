@@ -58,7 +58,8 @@ class Digest(msgspec.Struct, kw_only=True):
     """A run as the pages show it. Times are seconds since the first lease, as `wall_s` counts them.
 
     `mode` is what the run was told to do, `pace` what it did at last. `exit` is None for a run that left no end behind;
-    `num_left_out` metrics are too many to show. `shares` and `leads` are each worker's settings in order.
+    `num_left_out` metrics are too many to show. `shares` and `leads` are each worker's settings in order. Of a virtual
+    run all times are virtual ones.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Digest(msgspec.Struct, kw_only=True):
     pace: str
     num_workers: int
     num_servers: int
+    is_virtual: bool
     wall_s: float
     start_s: float
     samples: int
@@ -113,7 +115,10 @@ def read_digest(run_dir: Path) -> Digest:
         decisions.take(row)
     origin_s = history.origin_s or 0.0
     exit_code = summary.get("exit", history.end.get("code"))
-    wall_s = number(summary, "wall_s") or max(0.0, (history.times[-1] if history.times else origin_s) - origin_s)
+    is_virtual = "virtual_s" in summary
+    wall_s = number(summary, "virtual_s" if is_virtual else "wall_s") or max(
+        0.0, (history.times[-1] if history.times else origin_s) - origin_s
+    )
     samples = int(number(summary, "samples") or (history.clock[-1] if history.clock else 0))
     curves, num_left_out = _curves(run_dir, origin_s)
     changes = decisions.changes(move._replace(at_s=move.at_s - origin_s) for move in history.moves)
@@ -127,6 +132,7 @@ def read_digest(run_dir: Path) -> Digest:
         pace=pace,
         num_workers=int(number(summary, "workers")) or history.count("worker"),
         num_servers=int(number(summary, "servers")) or history.count("server"),
+        is_virtual=is_virtual,
         wall_s=wall_s,
         start_s=number(summary, "start_s") or origin_s,
         samples=samples,

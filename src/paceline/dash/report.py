@@ -84,7 +84,7 @@ def _tiles(digest: Digest) -> Markup:
     metrics = [(name, decimal(value)) for name, value in list(digest.final.items())[:3]]
     tiles = [
         *((f"final {name}", shown) for name, shown in metrics),
-        ("wall time", seconds(digest.wall_s)),
+        ("virtual time" if digest.is_virtual else "wall time", seconds(digest.wall_s)),
         ("samples a second", decimal(digest.samples_per_s)),
         ("samples", count(digest.samples)),
         ("updates", count(digest.updates)),

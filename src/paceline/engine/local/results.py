@@ -42,11 +42,13 @@ def paces_text(paces: Mapping[str, float], moves: float) -> str:
 
 def result_lines(summary: Mapping[str, object]) -> list[str]:
     """What `summary.json` says, for people."""
-    updates, samples, wall_s = (_number(summary, key) for key in ("updates", "samples", "wall_s"))
+    is_virtual = "virtual_s" in summary
+    updates, samples, wall_s = (_number(summary, key) for key in ("updates", "samples", "virtual_s" if is_virtual else "wall_s"))
     if not updates:
         return ["no update was made"]
     rate = f" ({samples / wall_s:,.0f} samples/s)" if wall_s else ""
-    lines = [f"{updates:,.0f} updates of {samples:,.0f} samples in {wall_s:,.1f} s{rate}, started in {_number(summary, 'start_s'):,.1f} s"]
+    began = f"played in {_number(summary, 'wall_s'):,.1f} s" if is_virtual else f"started in {_number(summary, 'start_s'):,.1f} s"
+    lines = [f"{updates:,.0f} updates of {samples:,.0f} samples in {wall_s:,.1f} {'virtual ' * is_virtual}s{rate}, {began}"]
     if isinstance(summary.get("ledger"), dict):
         lines.append(f"ledger: {ledger_text(cast('dict[str, float]', summary['ledger']))}")
     paces, moves = cast("dict[str, float]", summary.get("paces") or {}), _number(summary, "moves")
