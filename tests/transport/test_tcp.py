@@ -189,8 +189,25 @@ def test_a_withdrawn_place_is_not_written_any_more() -> None:
             up.sock.sendall(bytes([2]) * 50_000_000)
         assert place == before
         assert server.receive(5.0) == Delivery(WORKER, None)
+        assert not [thread.name for thread in threading.enumerate() if thread.name == "paceline Receiver"]
         assert "in the middle of tensor 0 when that was given up" in server.reason(WORKER)
         control.sock.close()
+        up.sock.close()
+
+
+def test_a_tensor_that_is_cut_off_leaves_no_thread_at_its_place_once_the_end_is_told() -> None:
+    with pair(Trust(), lanes=None) as (server, _, endpoint):
+        control, up = insider(endpoint, Trust(), Lane.CONTROL), insider(endpoint, Trust(), Lane.UP)
+        until(server, lambda: WORKER in server.peers)
+        place = bytearray(SIZE)
+        server.expect(WORKER, 0, SPEC, memoryview(place))
+        writer = FrameWriter(up.seals[0])
+        half = frame(writer, Kind.PLACE, pack_piece(Piece(0, 0, SPEC))) + frame(writer, Kind.PIECE, bytes([1]) * PIECE_BYTES)[:2_000_000]
+        up.sock.sendall(half)
+        until(server, lambda: place[0] == 1)
+        control.sock.close()
+        assert server.receive(5.0) == Delivery(WORKER, None)
+        assert not [thread.name for thread in threading.enumerate() if thread.name == "paceline Receiver"]
         up.sock.close()
 
 
@@ -294,6 +311,16 @@ def test_one_who_leaves_messages_unread_for_long_is_not_lost_while_it_lives() ->
         worker.send(SERVER, sent)
         assert worker.receive(1.5) is None
         assert server.receive(20.0) == Delivery(WORKER, sent)
+
+
+def test_what_was_sent_before_a_close_arrives_though_the_closer_left_messages_unread(trust: Trust) -> None:
+    with pair(trust) as (server, worker, _):
+        server.send(WORKER, Params(1))
+        sent = Failed(1, "last", "x" * 400_000)
+        worker.send(SERVER, sent)
+        worker.close()
+        assert server.receive(5.0) == Delivery(WORKER, sent)
+        assert server.receive(5.0) == Delivery(WORKER, None)
 
 
 def test_an_attachment_is_a_copy_of_the_receivers_own(plain: Pair) -> None:
