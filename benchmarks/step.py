@@ -26,6 +26,8 @@ MALLOC = {
 }
 TIMEOUT_S = 240.0
 
+Rates = dict[str, float]
+
 TARGETS = (
     ("sync step / DDP fused", "paceline 25m", "ddp fused 25m", 0.60),
     ("sync step / DDP fused, malloc tuned", "paceline 25m", "ddp fused+malloc 25m", 0.70),
@@ -85,28 +87,37 @@ def run_paceline(script: str, arguments: list[str], num_workers: int, pace: str)
         return float(json.loads(out.read_text())["ms"])
 
 
-def memory_rates() -> dict[str, float]:
-    """Copy rate of two threads and of one (GB/s), one norm and one SGD apply of 100 MB (ms), measured here and now."""
+def memory_rates() -> Rates:
+    """What the machine's memory does now: the copy rate of two threads (GB/s); a norm, an SGD apply and a copy of 100 MB (ms).
+
+    The arrays are as many as a step or an exchange works on and are taken in turn, so that no cache that happens to be
+    large, or not shared with neighbours at the moment, stands in for the memory.
+    """
     import torch
 
     numbers = 25_000_000
-    source, target = torch.ones(numbers), torch.zeros(numbers)
+    arrays = [torch.ones(numbers) for _ in range(6)]
 
-    def best(action: Callable[[], object], threads: int) -> float:
-        torch.set_num_threads(threads)
-        times: list[float] = []
-        for _ in range(9):
-            start = time.perf_counter()
-            action()
-            times.append(time.perf_counter() - start)
-        return median(times)
+    def seconds(action: Callable[[], object]) -> float:
+        start = time.perf_counter()
+        action()
+        return time.perf_counter() - start
 
-    return {
-        "copy_2_threads_gb_s": numbers * 4e-9 / best(lambda: target.copy_(source), 2),
-        "copy_ms": 1e3 * best(lambda: target.copy_(source), 1),
-        "norm_ms": 1e3 * best(source.norm, 1),
-        "apply_ms": 1e3 * best(lambda: target.add_(source, alpha=-0.01), 1),
-    }
+    torch.set_num_threads(2)
+    copies = [seconds(lambda a=arrays[2 * at], b=arrays[2 * at + 1]: b.copy_(a)) for _ in range(4) for at in range(3)]
+    torch.set_num_threads(1)
+    gradient, parameters, private = arrays[:3]
+    turns = [
+        (
+            seconds(gradient.norm),
+            seconds(lambda: parameters.add_(gradient, alpha=-0.01)),
+            seconds(lambda: private.copy_(parameters)),
+        )
+        for _ in range(9)
+    ]
+    norm_s, apply_s, copy_s = (median(column) for column in zip(*turns, strict=True))
+    rate = numbers * 4e-9 / median(copies)
+    return {"copy_2_threads_gb_s": rate, "copy_ms": 1e3 * copy_s, "norm_ms": 1e3 * norm_s, "apply_ms": 1e3 * apply_s}
 
 
 def contenders(steps: int, *, ray: str | None) -> dict[str, Callable[[], float]]:
@@ -136,9 +147,6 @@ def run_ray(python: str, steps: str) -> float:
         command = [python, str(HERE / "peers" / "ray_exchange.py"), steps]
         subprocess.run(command, env=environment(BENCH_OUT=str(out)), capture_output=True, timeout=TIMEOUT_S, check=True)
         return float(json.loads(out.read_text())["ms"])
-
-
-Rates = dict[str, float]
 
 
 def measure(runs: dict[str, Callable[[], float]], repeats: int) -> tuple[dict[str, list[float]], list[Rates]]:
