@@ -156,6 +156,8 @@ class Leases:
         ledger = self.ledger
         if ledger is None or ledger.is_static or worker.left_epoch:
             return False
+        if not any(ledger.held.values()):
+            return False  # as for most of those who ask at the end of an epoch, each of whom would look at all others
         spare = {
             other.id: len(ledger.held.get(other.id, ())) - (other.phase is not COMPUTING)
             for other in self.job.members.workers.values()
