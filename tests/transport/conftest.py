@@ -1,0 +1,7 @@
+"""Every test of the transports is audited."""
+
+from __future__ import annotations
+
+from audited import nothing_forbidden
+
+__all__ = ["nothing_forbidden"]
