@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from math import inf
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from paceline.engine.virtual.cluster import EVEN, Cluster, Group, Seconds, crew_of
+from launch import ROOT
+from paceline.engine.virtual.cluster import EVEN, Between, Cluster, Group, Network, Seconds, Servers, crew_of
 from paceline.engine.virtual.cluster_file import read_cluster, ready_made
 from paceline.engine.virtual.compute import Rhythm, stream
 from paceline.errors import ConfigError
@@ -137,3 +140,22 @@ def test_a_slow_period_slows_the_steps_that_begin_in_it(tmp_path: Path) -> None:
     group = read(tmp_path, "[[workers]]\nslow = [{ from = 10, to = 20, factor = 3 }]").workers[0]
     rhythm = Rhythm(group, 0, stream(0), {})
     assert [rhythm.step_s(1, now_s) for now_s in (9.9, 10.0, 19.9, 20.0)] == pytest.approx([1e-3, 3e-3, 3e-3, 1e-3])
+
+
+PAGE = (ROOT / "docs" / "virtual.md").read_text()
+
+
+def test_the_file_that_the_page_shows_says_what_the_page_says(tmp_path: Path) -> None:
+    shown = next(block for block in re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL))
+    cluster = read(tmp_path, shown)
+    crew = crew_of(cluster, 8)
+    assert [group.region for group in crew] == ["east"] * 6 + ["west"] * 2
+    keys = {field.encode_name for kind in (Cluster, Group, Network, Servers, Between) for field in msgspec.structs.fields(kind)}
+    assert {key for key in keys if f"{key} = " in shown or f"[{key}]" in shown or f".{key}]]" in shown} >= keys - {
+        *("about", "recorded", "profile", "times", "bandwidth")
+    }
+
+
+def test_the_page_lists_the_clusters_that_come_along() -> None:
+    assert re.findall(r"^\| `([a-z-]+)` \|", PAGE, re.MULTILINE) == ["homogeneous", "one-straggler", "spot", "two-regions", "wan", "phones"]
+    assert sorted(re.findall(r"^\| `([a-z-]+)` \|", PAGE, re.MULTILINE)) == ready_made()
