@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 
 from paceline.errors import ConfigError
-from paceline.pace import Pace, check_lr_rule, check_pace, pace_names, parse_pace
+from paceline.pace import LrRule, Pace, check_lr_rule, check_pace, pace_names, parse_pace
 
 PolicyName = Literal["goodput", "syncswitch", "stragglers", "adasync", "dssp", "schedule", "user"]
 
@@ -195,7 +195,7 @@ def _dssp(name: str, rest: str) -> Hybrid:
     return Hybrid(name, "dssp", parse_pace(f"ssp:{low}"), 0.0, leads=(low, high))
 
 
-def check_mode_lr_rule(mode: Mode, lr_rule: Literal["linear", "sqrt", "none"] | None) -> None:
-    """Raise ConfigError when a pace that is chosen by hand and `lr_rule` would scale twice; a policy's own paces take none then."""
+def check_mode_lr_rule(mode: Mode, lr_rule: LrRule | None) -> None:
+    """Raise ConfigError when `lr_rule` would scale a fixed pace twice; a policy's paces that weigh by staleness do without it."""
     if isinstance(mode, Pace):
         check_lr_rule(mode, lr_rule)

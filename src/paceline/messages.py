@@ -401,7 +401,7 @@ class Keep(Message, frozen=True):
 
 
 class Restore(Message, frozen=True):
-    """Update `version` is the state that was kept, not a fold; what is pending is forgotten."""
+    """Update `version` is the state that was kept, not a fold."""
 
     version: int
 

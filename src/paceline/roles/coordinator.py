@@ -1,8 +1,8 @@
 """The coordinator: one total order of updates, decided here and nowhere else.
 
 A pure state machine: messages and times in, effects out. Its parts: `Enrolment` lets members in, `Epochs` and `Leases`
-hand out samples, `Steps` answers gradients and moves the pace, `Folds` makes updates, `Meetings` and `Patience` are
-what they say. This module hands each message to its part, lets members go, and ends the job.
+hand out samples, `Steps` answers gradients and changes the pace, `Folds` makes updates, `Moves` asks the policy, `Meetings`,
+`Patience` and `Ending` are what they say. This module hands each message to its part and lets members go.
 """
 
 from __future__ import annotations

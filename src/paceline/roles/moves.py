@@ -1,4 +1,4 @@
-"""The coordinator's part that moves the pace: now and then it reads the gauges, asks the policy and writes down what it said.
+"""The coordinator's part that asks for moves: now and then it reads the gauges, asks the policy and writes down what it said.
 
 It chooses nothing: the policy does, `logic.safety` may hold a choice back or take it back, `Steps` makes the change between
 two updates. A user's own policy is asked through `Consult` and answers later, or never.

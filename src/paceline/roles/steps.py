@@ -1,4 +1,4 @@
-"""The coordinator's part that answers steps: who is refused, who waits and for what, who goes on. It moves the pace.
+"""The coordinator's part that answers steps: who is refused, who waits and for what, who goes on. It changes the pace.
 
 Nothing here scans the members: who waits for an update is asked again when his gradient is folded, who waits for the
 slowest when that one has gone on.

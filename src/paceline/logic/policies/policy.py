@@ -42,8 +42,8 @@ class Candidate(msgspec.Struct, frozen=True):
 class Decision(msgspec.Struct, frozen=True):
     """What a policy answers: the next pace, None to stay, and a sentence that says why.
 
-    `inputs` holds every number of the sentence by name, rounded as it is said there. `leads` are SetLead entries as
-    (worker, lead), `shares` the parts of a cut batch as (worker, part), both only what is to change.
+    `inputs` holds every number of the sentence by name, rounded as it is said there. `leads` are bounds of
+    single workers as (worker, lead), `shares` the parts of a cut batch as (worker, part), both only what is to change.
     """
 
     pace: Pace | None
