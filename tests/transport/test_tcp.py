@@ -464,6 +464,17 @@ def test_a_closed_port_leaves_no_thread_and_no_descriptor(trust: Trust) -> None:
 # --- addresses ----------------------------------------------------------------------------------------------------
 
 
+def test_a_connection_is_made_without_a_wait_for_delayed_acknowledgements(trust: Trust) -> None:
+    took_s: list[float] = []
+    with pair(trust, lanes=None) as (_, _, endpoint):
+        for incarnation in range(8):
+            began_s = monotonic()
+            with pytest.raises(ProtocolError, match="belongs to no peer"):
+                insider(endpoint, trust, Lane.UP, incarnation=incarnation)
+            took_s.append(monotonic() - began_s)
+    assert min(took_s) < 0.03
+
+
 def test_nobody_listening_is_said_with_names() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

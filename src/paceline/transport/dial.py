@@ -11,7 +11,7 @@ from typing import NamedTuple
 from paceline.errors import PacelineError, PeerLostError, ProtocolError
 from paceline.messages import Address
 from paceline.transport.handshake import NONCE_BYTES, Identity, Session, Talk, connects
-from paceline.transport.stream import Line
+from paceline.transport.stream import Line, hurry
 from paceline.transport.trust import Trust
 
 _SAME = "are the same key file and --wire on both hosts?"
@@ -33,7 +33,9 @@ def dial(endpoint: Endpoint, me: Identity, peer: Address, trust: Trust, *, timeo
     where = f"{me.address} cannot reach {peer} at {endpoint}"
     deadline_s = monotonic() + timeout_s
     try:
-        sock = trust.wrap(socket.create_connection(endpoint, timeout_s), server_side=False)
+        plain = socket.create_connection(endpoint, timeout_s)
+        hurry(plain)
+        sock = trust.wrap(plain, server_side=False)
     except OSError as error:
         raise _failure(where, error, timeout_s) from error
     try:

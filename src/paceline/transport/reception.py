@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from paceline.errors import ProtocolError
 from paceline.transport.handshake import NONCE_BYTES, Admit, Talk, accepts
-from paceline.transport.stream import WOULD_BLOCK, Line, shut
+from paceline.transport.stream import WOULD_BLOCK, Line, hurry, shut
 from paceline.transport.trust import Trust
 
 MAX_PENDING = 256
@@ -70,6 +70,7 @@ class Reception:
             talk = accepts(self._admit, wire=self._trust.wire, key=self._trust.secret, nonce=secrets.token_bytes(NONCE_BYTES))
             try:
                 sock.setblocking(False)
+                hurry(sock)
                 pending = Pending(self._trust.wrap(sock, server_side=True), str(address[0]), talk, now_s)
             except OSError:
                 # who has reset the connection already cannot even be asked for its address

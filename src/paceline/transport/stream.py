@@ -31,10 +31,13 @@ WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 STALLED = (BlockingIOError, TimeoutError)
 
 
-def tune(sock: socket.socket, *, timeout_s: float) -> None:
-    """Send small frames at once; give a connection up whose bytes are not acknowledged, or find no room, for `timeout_s`."""
+def hurry(sock: socket.socket) -> None:
+    """Send small frames at once, from the handshake on: one that waits for an acknowledgement waits 40 ms."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+
+def give_up_after(sock: socket.socket, timeout_s: float) -> None:
+    """End a connection whose bytes are not acknowledged, or find no room, for so long."""
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(timeout_s * 1000))
 

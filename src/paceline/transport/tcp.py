@@ -24,7 +24,7 @@ from paceline.transport.peer import Peer
 from paceline.transport.piece import Spec
 from paceline.transport.reception import Reception
 from paceline.transport.register import Register
-from paceline.transport.stream import Line, tune
+from paceline.transport.stream import Line, give_up_after
 from paceline.transport.switchboard import Switchboard
 from paceline.transport.trust import Trust
 
@@ -149,7 +149,7 @@ class TcpPort:
 
     def _put_to_use(self, peer: Peer, lane: Lane, line: Line, *, outward: bool) -> None:
         # a peer that computes may leave its window shut for long; whether it lives, its heartbeats tell
-        tune(line.sock, timeout_s=self._silence_s if lane is Lane.PULSE else self._stall_s)
+        give_up_after(line.sock, self._silence_s if lane is Lane.PULSE else self._stall_s)
         if lane is Lane.CONTROL:
             peer.add(line.sock)
             self._attendant.watch(peer)
