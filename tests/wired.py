@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -78,7 +79,10 @@ def frame(writer: FrameWriter, kind: Kind, payload: bytes, generation: int = 0) 
 
 
 class Between:
-    """Somebody on the network: passes every connection on, keeps what the connecting side says, and may change it."""
+    """Somebody on the network: passes every connection on, keeps what the connecting side says, and may change it both ways.
+
+    `tamper` returns what is passed on; raising OSError in it ends the connection.
+    """
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.said: list[bytearray] = []
@@ -109,8 +113,7 @@ class Between:
             while data := source.recv(1 << 16):
                 if kept is not None:
                     kept += data
-                    data = self.tamper(data)
-                target.sendall(data)
+                target.sendall(self.tamper(data))
         shut(source)
         shut(target)
 
@@ -122,3 +125,33 @@ class Between:
             thread.join(5.0)
         for sock in self._sockets:
             sock.close()
+
+
+class Weather:
+    """A network that does one kind of harm, or none, to some of what passes, by a seed."""
+
+    KINDS = ("flip", "double", "drop", "cut", "reset", "silence", "fair")
+
+    def __init__(self, seed: int) -> None:
+        self._chance = random.Random(seed)
+        self.kind = self.KINDS[seed % len(self.KINDS)]
+        self._is_silent = False
+
+    def __call__(self, data: bytes) -> bytes:
+        """What is passed on of some bytes."""
+        if self._is_silent:
+            return b""
+        if self.kind == "fair" or self._chance.random() < 0.85:
+            return data
+        place = self._chance.randrange(len(data))
+        if self.kind == "reset":
+            raise ConnectionResetError
+        if self.kind == "silence":
+            self._is_silent = True
+        harmed = {
+            "flip": data[:place] + bytes([data[place] ^ 1 << self._chance.randrange(8)]) + data[place + 1 :],
+            "double": data + data[place:],
+            "drop": data[:place],
+            "cut": data[:place] + data[place + 1 :],
+        }
+        return harmed.get(self.kind, b"")
