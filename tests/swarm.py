@@ -254,7 +254,8 @@ def random_cluster(draw: random.Random, num_workers: int) -> Cluster:
         latency=Seconds(draw.choice((0.0, 1e-4, 0.05))),
         between=(between,) if has_far else (),
     )
-    cluster = Cluster(network=network, servers=Servers(hosts=draw.choice(("apart", "one"))), workers=tuple(groups), kill=tuple(kills))
+    servers = Servers(hosts=draw.choice(("apart", "one")), apply=Rate(draw.choice((inf, inf, 5000.0))))
+    cluster = Cluster(network=network, servers=servers, workers=tuple(groups), kill=tuple(kills))
     check_cluster(cluster)
     return cluster
 

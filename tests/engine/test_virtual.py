@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -14,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from launch import paceline_run
+from launch import environment, paceline_run, run_command
 from paceline.dash.report import write_report
 from paceline.engine.virtual import stage
 from virtually import Played, play, script
@@ -296,3 +297,21 @@ def test_a_schedule_moves_the_pace(tmp_path: Path) -> None:
     assert run.code == 0
     assert [(event["from"], event["to"]) for event in run.of("pace")] == [("sync", "async")]
     assert (run.out / "decisions.jsonl").exists()
+
+
+def test_an_interrupted_run_ends_in_order(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(script(epochs=100_000))
+    command = run_command(tmp_path / "train.py", out=tmp_path / "run", engine="virtual", workers=3, pace="async")
+    process = subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    try:
+        until_s = time.monotonic() + 60.0
+        while not (events := tmp_path / "run" / "events.jsonl").exists() or b"update" not in events.read_bytes():
+            assert time.monotonic() < until_s
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=60.0)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert told.endswith("interrupted by SIGINT\n")
+    assert Played(130, tmp_path / "run").summary["exit"] == 130

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from math import inf
+from typing import Any
 
 import pytest
 
@@ -127,3 +128,10 @@ def test_a_sync_step_takes_its_compute_its_bytes_and_its_messages() -> None:
     # the memory of a shard is cut at multiples of 64 bytes
     whole_s = 1.0 + 2 * 1.024 + 6 * 0.25
     assert [later - one for one, later in pairwise(times_s)] == [pytest.approx(whole_s)] * 9
+
+
+def test_a_server_applies_one_update_after_another() -> None:
+    """Two workers push at once; each update passes over the shard twice, 1,024 bytes at 1,024 a second, and pulls come behind."""
+    cluster = "[network]\nbandwidth = inf\nlatency = 0.0\n[servers]\napply = 1024\n[[workers]]\ncompute = 1.0"
+    per_worker: Any = timed("async", workload(1024, 4), cluster, num_workers=2).summary["per_worker"]
+    assert [done["wait_s"] for done in per_worker.values()] == [pytest.approx(4.0)] * 2

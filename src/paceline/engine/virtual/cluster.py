@@ -67,13 +67,15 @@ class Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 class Servers(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Where servers and the coordinator run: each on a host `apart`, all on `one`, or `with workers`, one with each of the first.
 
-    The coordinator is with server 0. `count` is how many there are when nobody says so.
+    The coordinator is with server 0. `count` is how many there are when nobody says so. `apply` is how many bytes a server
+    works through: those of its shard once for each gradient of an update and once for the optimizer's step.
     """
 
     count: int | None = None
     hosts: Hosts = "apart"
     region: str = ""
     bandwidth: Rate | None = None
+    apply: Rate = Rate(inf)
 
 
 class Between(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -174,6 +176,7 @@ def _judged(cluster: Cluster) -> Iterator[tuple[str, object, str, bool]]:
         yield f"network.between[{i}].bandwidth", between.bandwidth, "above 0", between.bandwidth > 0.0
         yield f"network.between[{i}].latency", between.latency, "0 or more", 0.0 <= between.latency < inf
     yield "servers.count", servers.count, "at least 1", servers.count is None or servers.count >= 1
+    yield "servers.apply", servers.apply, "above 0", servers.apply > 0.0
     yield "servers.bandwidth", servers.bandwidth, "above 0", servers.bandwidth is None or servers.bandwidth > 0.0
     for i, kill in enumerate(cluster.kill):
         yield f"kill[{i}].worker", kill.worker, "0 or more", kill.worker >= 0

@@ -9,14 +9,17 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from math import inf
 
+from msgspec.structs import replace
+
 from paceline.engine.virtual.member import Member
 from paceline.engine.virtual.network import Network
 from paceline.engine.virtual.seams import Books, Luggage
+from paceline.engine.virtual.service import Service
 from paceline.engine.virtual.timeline import Timeline
 from paceline.errors import ExitCode
 from paceline.logic.gate import admit
 from paceline.logic.partition import borders_of, layout_of
-from paceline.messages import COORDINATOR, Address, Bye, Failed, Fold, Message, Params, Ready, Serve, ServerHello
+from paceline.messages import COORDINATOR, Address, Bye, Failed, Fold, Measured, Message, Params, Ready, Serve, ServerHello
 from paceline.ports import Delivery
 from paceline.roles.coordinator import Coordinator
 from paceline.roles.effects import Effect, End, JobSettings, Note, Send
@@ -55,6 +58,7 @@ class Job:
         self.end: End | None = None
         self._books, self._luggage = books, luggage
         self._shard_bytes: list[int] = []
+        self._services = [Service(timeline, network.apply_bytes_per_s) for _ in self.servers]
         self._known: list[dict[int, Member]] = [{} for _ in range(settings.num_servers + 1)]
         self._cut_short: dict[int, Member] = {}
         self._wake_s = inf
@@ -236,7 +240,15 @@ class Job:
             layout = layout_of(message.model)
             borders = borders_of(layout, message.num_shards, elementwise=message.model.elementwise)
             self._shard_bytes = [stop - start for start, stop in pairwise(borders)]
-        self._from_server(shard, self.servers[shard].handle(sender, message, opened))
+        size = self._shard_bytes[shard] if shard < len(self._shard_bytes) else 0
+        self._services[shard].take(message, size, self._handle, shard, sender, message, opened)
+
+    def _handle(self, shard: int, sender: Address, message: Message, opened: tuple[object, ...]) -> None:
+        server, service = self.servers[shard], self._services[shard]
+        version = server.version
+        self._from_server(shard, server.handle(sender, message, opened))
+        if server.version != version:
+            service.busy_s = 0.0
 
     def _from_server(self, shard: int, effects: list[Effect]) -> None:
         for effect in effects:
@@ -247,8 +259,10 @@ class Job:
                 if member is not None:
                     self._answer(shard, member, effect)
             elif isinstance(effect, Send):
-                latency_s = self.network.server_latencies_s[shard]
-                self.timeline.after(latency_s, self._to_coordinator, Address("server", shard), effect.message, ())
+                message, latency_s = effect.message, self.network.server_latencies_s[shard]
+                if isinstance(message, Measured):
+                    message = replace(message, busy_s=self._services[shard].busy_s)
+                self.timeline.after(latency_s, self._to_coordinator, Address("server", shard), message, ())
 
     def _answer(self, shard: int, member: Member, send: Send) -> None:
         attachments = self._luggage.pack(send.attachments) if send.attachments and self._luggage is not None else ()

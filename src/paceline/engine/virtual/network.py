@@ -54,6 +54,7 @@ class Network:
         self._workers = self._hosts_of(crew)
         self._servers = self._hosts_of_servers(cluster, num_servers)
         self._ways: dict[int, Ways] = {}
+        self.apply_bytes_per_s = cluster.servers.apply
         self.server_latencies_s = [self._latency_s(self._servers[0], host) for host in self._servers]
 
     def _hosts_of(self, crew: list[Group]) -> list[Host]:
