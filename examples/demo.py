@@ -7,6 +7,7 @@ them, and writes a page that compares the runs.
 from __future__ import annotations
 
 import argparse
+import random
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -26,6 +27,7 @@ from paceline.trace.record import read_metrics, read_summary
 PACES = ("sync", "async", "hybrid")
 SCRIPT = Path(__file__).with_name("mnist.py")
 LIMIT_S = 240.0
+NUM_STEPS = 4096
 
 
 class Move(NamedTuple):
@@ -63,6 +65,8 @@ def train(pace: str, out: Path, args: argparse.Namespace) -> None:
         "--slow",
         ",".join(map(str, args.slow)),
     ]
+    if args.step_ms:
+        command += ["--compute", f"recorded:{step_times(args)}"]
     command += ["--seed", str(args.seed), "--out", str(out), str(SCRIPT)]
     command += ["--epochs", str(args.epochs), "--batch-size", str(args.batch_size), "--lr", str(args.lr), "--seed", str(args.seed)]
     try:
@@ -71,6 +75,16 @@ def train(pace: str, out: Path, args: argparse.Namespace) -> None:
         sys.exit(f"the run {out} took longer than {LIMIT_S:g} s and was ended")
     if done.returncode:
         sys.exit(f"the run {out} ended with code {done.returncode}; its logs are in {out / 'logs'}")
+
+
+def step_times(args: argparse.Namespace) -> Path:
+    """A file of step times around `--step-ms`, varied as real ones are: its runs are as on a machine with a core a worker."""
+    path = args.out / "steps.txt"
+    if not path.exists():
+        draw = random.Random(args.seed)
+        args.out.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(f"{args.step_ms / 1000 * draw.lognormvariate(0.0, 0.1):.6f}\n" for _ in range(NUM_STEPS)))
+    return path
 
 
 def outcome(pace: str, out: Path) -> Outcome:
@@ -135,6 +149,9 @@ def main() -> None:
     parser.add_argument(
         "--slow", type=slow_list, default="1=3@0.33-0.66", help="as of `paceline run`: worker 1 is three times slower in the middle"
     )
+    parser.add_argument(
+        "--step-ms", type=float, default=30.0, help="how long a step lasts, as if each worker had a core; 0: what this machine takes"
+    )
     parser.add_argument("--out", type=Path, default=Path("runs", f"demo-{datetime.now(UTC):%Y%m%d-%H%M%S}"))
     args = parser.parse_args()
 
@@ -147,7 +164,7 @@ def main() -> None:
     console.print()
     title = f"MNIST digits on {args.workers} workers, {who}"
     outcomes = [outcome(pace, out) for pace, out in runs.items()]
-    console.print(f"[bold]{title}[/]", highlight=False)
+    console.print(f"[bold]{title}[/]", highlight=False, soft_wrap=True)
     console.print(table(outcomes))
     console.print()
     for one in outcomes:

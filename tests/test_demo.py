@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from io import StringIO
 from pathlib import Path
+from statistics import mean, stdev
 
 from rich.console import Console
 
 import demo
+from paceline.config import read_recorded
 from paceline.settings import slow_list
 from report_pages import HYBRID, write_hybrid, write_run
 
@@ -30,3 +33,11 @@ def test_who_is_slow_is_said_with_the_part_of_the_work() -> None:
         "worker 1 is 3 times slower from 33% to 66% of the work",
         "worker 2 is 4 times slower",
     ]
+
+
+def test_step_times_vary_around_what_was_asked_for_and_are_the_same_for_every_run(tmp_path: Path) -> None:
+    args = Namespace(step_ms=30.0, seed=0, out=tmp_path / "demo")
+    times_s = read_recorded(str(demo.step_times(args)))
+    assert abs(mean(times_s) - 0.030) < 0.0005
+    assert 0.002 < stdev(times_s) < 0.004
+    assert read_recorded(str(demo.step_times(args))) == times_s
