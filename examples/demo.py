@@ -157,6 +157,8 @@ def main() -> None:
 
     who = ", ".join(map(slowed, args.slow))
     console = Console()
+    if args.step_ms:
+        console.print(f"each step lasts about {args.step_ms:g} ms, as if each worker had a core of its own", highlight=False)
     runs = {pace: args.out / pace.replace(":", "-") for pace in PACES}
     for pace, out in runs.items():
         console.rule(f"{pace}: {args.workers} workers, {who}", align="left")
