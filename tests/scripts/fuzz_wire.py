@@ -78,6 +78,8 @@ def frame_seeds() -> Iterator[bytes]:
         yield b"\0" + wire.FrameWriter(wire.Checksum()).header(kind, 1, payload) + payload
     writer = wire.FrameWriter(wire.Checksum())
     order = (wire.Kind.MEMORY, wire.Kind.PART, wire.Kind.AGAIN, wire.Kind.MESSAGE)
+    empty = struct.pack("<Q", 0)
+    yield b"\0" + wire.FrameWriter(wire.Checksum()).header(wire.Kind.MEMORY, 2, empty) + empty
     yield b"\0" + b"".join(writer.header(kind, 2, payloads.get(kind, b"")) + payloads.get(kind, b"") for kind in order)
 
 
@@ -195,7 +197,7 @@ TARGETS: dict[str, tuple[Callable[[bytes], None], Callable[[], Iterator[bytes]],
 }
 DECODERS = {
     *(wire.FrameReader.header, wire.FrameReader.check, wire.FrameReader.feed, wire.FrameReader.next),
-    *(luggage.Luggage.add, luggage.Luggage._fill, luggage.Luggage.hand_over, piece.unpack_piece),
+    *(luggage.Luggage.add, luggage.Luggage._begin, luggage.Luggage._fill, luggage.Luggage.hand_over, piece.unpack_piece),
     *(handshake.connects, handshake.accepts, handshake._check_opening, handshake._refusal_of, handshake._unpack),
     handshake._unpack_wanted,
 }

@@ -354,6 +354,30 @@ def test_a_message_is_not_late_because_its_receiver_computed() -> None:
         control.sock.close()
 
 
+def test_an_attachment_that_is_written_while_it_leaves_harms_no_connection(plain: Pair) -> None:
+    server, worker, _ = plain
+    fd = memory.create("arena", 8_000_000)
+    worker.send(SERVER, Params(1), [fd])
+    with memory.map_shared(fd) as arena:
+        arena[:] = bytes([1]) * len(arena)
+    delivery = server.receive(10.0)
+    assert delivery is not None
+    assert delivery.message == Params(1), server.reason(WORKER)
+    os.close(fd)
+    os.close(delivery.attachments[0])
+
+
+def test_an_attachment_may_be_empty(plain: Pair) -> None:
+    server, worker, _ = plain
+    fds = [memory.create_from("data", data) for data in (b"", b"full")]
+    worker.send(SERVER, Params(1), [*fds, fds[0]])
+    delivery = server.receive(5.0)
+    assert delivery is not None
+    assert [memory.read_all(fd, at_most=9) for fd in delivery.attachments] == [b"", b"full", b""]
+    for fd in (*fds, *delivery.attachments):
+        os.close(fd)
+
+
 def test_a_message_that_begins_and_does_not_end_loses_its_sender() -> None:
     with pair(Trust(), lanes=None, stall_s=0.2) as (server, _, endpoint):
         control = insider(endpoint, Trust(), Lane.CONTROL)

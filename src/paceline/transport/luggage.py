@@ -31,9 +31,9 @@ def frames_of(attachments: Sequence[int], generation: int) -> list[Outgoing]:
             frames.append(Outgoing(Kind.AGAIN, generation, bytes([first])))
             continue
         size = memory.size_of(fd)
-        # a private map would not see what is written until the bytes leave
-        view = memoryview(mmap.mmap(fd, size, prot=mmap.PROT_READ))
         frames.append(Outgoing(Kind.MEMORY, generation, _SIZE.pack(size)))
+        # the map outlives the descriptor, which its owner may close at once; nothing of no bytes can be mapped
+        view = memoryview(mmap.mmap(fd, size, prot=mmap.PROT_READ) if size else b"")
         frames += [Outgoing(Kind.PART, generation, view[start : start + _PART_BYTES]) for start in range(0, size, _PART_BYTES)]
     return frames
 
@@ -58,9 +58,16 @@ class Luggage:
                 raise ProtocolError("an attachment repeats one that never came")
             self._descriptors.append(os.dup(self._descriptors[payload[0]]))
             return
-        size = _SIZE.unpack(payload)[0] if len(payload) == _SIZE.size else 0
-        if not 1 <= size <= MAX_MEMORY_BYTES:
-            raise ProtocolError(f"an attachment claims {size} bytes, 1 to {MAX_MEMORY_BYTES} are taken")
+        if len(payload) != _SIZE.size:
+            raise ProtocolError(f"an attachment states its size in {len(payload)} bytes")
+        self._begin(_SIZE.unpack(payload)[0])
+
+    def _begin(self, size: int) -> None:
+        if size > MAX_MEMORY_BYTES:
+            raise ProtocolError(f"an attachment claims {size} bytes, at most {MAX_MEMORY_BYTES} are taken")
+        if size == 0:
+            self._descriptors.append(memory.create_from("attachment", b""))
+            return
         # its pages are made as the bytes come: a claim alone costs none
         self._descriptors.append(memory.create("attachment", size))
         self._target, self._filled_bytes = memory.map_shared(self._descriptors[-1]), 0

@@ -175,6 +175,9 @@ class Stream:
         if not self._queue:
             return False
         kind, generation, payload = self._queue.popleft()
+        if kind is Kind.PART:
+            # its owner may write into it, and what leaves must be what was sealed
+            payload = bytes(payload)
         header = self._writer.header(kind, generation, payload)
         if kind is Kind.MESSAGE:
             self._num_messages -= 1
