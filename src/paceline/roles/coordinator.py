@@ -223,7 +223,7 @@ class Coordinator:
             return
         self.steps.flush()
         self.job.version += 1
-        self.job.kept = None  # what would be gone back to is not the state that the script wants
+        self.steps.forget_kept()
         self.job.note("load", version=self.job.version, worker=worker.id)
         self.job.order(Restate(self.job.version, message.has_parameters, message.has_optimizer_state))
 

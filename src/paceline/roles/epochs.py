@@ -6,13 +6,12 @@ version of that end.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from enum import Enum
 
 from paceline.logic.ledger import Ledger
 from paceline.logic.membership import RESTING, Worker
 from paceline.messages import AtEnd, Draw, Drawn, Enter, EpochOver, GiveBack, Grant, LeaseRequest, Plan
-from paceline.roles.job import Folded, Job
+from paceline.roles.job import Job, Since
 from paceline.roles.leases import Leases
 
 
@@ -98,7 +97,7 @@ class Epochs:
             )
             return
         if self.stage is Stage.NEW:
-            self.stage = Stage.OPEN
+            self._begin()
             self.job.accounts.begin(self.job.now_s)
         self.job.tell(worker, Plan(self.index, 0))
 
@@ -110,16 +109,21 @@ class Epochs:
         if not num_samples:
             self.job.end(1, "the loader has no samples: nothing can be trained")
             return
-        self.stage, self._updates, self._repeated = Stage.OPEN, message.updates, message.repeated
+        self._begin()
+        self._updates, self._repeated = message.updates, message.repeated
         most = message.cut or max(message.sizes) * self.job.settings.num_workers
         even = (message.updates - 1) * most < num_samples
         self._per_update = most if even else -(-num_samples // max(1, message.updates))
-        if self.job.gauges is not None:
-            self.job.gauges.resumed(self.job.now_s)
         self.leases.open(Ledger(message.sizes, owners=message.owners, cut=message.cut))
         for other in (worker, *self._plan_queue):
             self.job.tell(other, Plan(self.index, self._updates))
         self._plan_queue.clear()
+
+    def _begin(self) -> None:
+        """There is work again."""
+        self.stage = Stage.OPEN
+        if self.job.gauges is not None:
+            self.job.gauges.resumed(self.job.now_s)
 
     def lease(self, worker: Worker, message: LeaseRequest) -> None:
         """A worker asks for entries; with `wait` it is told when there are none any more."""
@@ -148,14 +152,14 @@ class Epochs:
 
     # --- taking back --------------------------------------------------------------------------------------
 
-    def undo(self, kept: Sequence[Folded]) -> int:
-        """What was folded is undone, in an epoch that is open: its entries are leased again. Returns the samples."""
-        again = [one for one in kept if one.epoch == self.index]
-        redone, earlier = sum(one.samples for one in again), sum(one.samples for one in kept if one.epoch != self.index)
-        self.again += redone
-        self.job.accounts.undo(redone + earlier, booked=earlier)
-        self.leases.undo([position for one in again for position in one.positions])
-        return redone + earlier
+    def undo(self, since: Since) -> int:
+        """What was folded is undone; what is of this epoch, which is open, is leased again. Returns the samples."""
+        since.enter(self.index)
+        undone = since.samples + since.earlier
+        self.again += since.samples
+        self.job.accounts.undo(undone, booked=0 if self.leases.ledger is None else since.earlier)
+        self.leases.undo(since.positions)
+        return undone
 
     # --- ending -------------------------------------------------------------------------------------------
 

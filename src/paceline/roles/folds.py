@@ -12,7 +12,7 @@ from paceline.logic.membership import RESTING, WAITING, Worker
 from paceline.logic.weighting import lr_factor, lr_rule_of, omega
 from paceline.messages import Accept, Factor, Fold, Gone, PartNorm, Ready
 from paceline.roles.epochs import Epochs
-from paceline.roles.job import Folded, Job
+from paceline.roles.job import Job
 
 MEASURE_EVERY, FIRST_EVERY = 10, 3
 """Servers measure the norms of one update in so many for the gauges, and of more while the noise scale is not known."""
@@ -122,13 +122,15 @@ class Folds:
         job, leases, tallies = self.job, self.epochs.leases, self.job.accounts.tallies
         ledger, distinct = leases.ledger, job.pace.distinct
         members: list[dict[str, object]] = []
-        kept, epoch = job.kept, self.epochs.index
+        kept = job.kept
+        if kept is not None:
+            kept.enter(self.epochs.index)
         for one, member, tau in zip(weighed.pending, weighed.members, weighed.stalenesses, strict=True):
             owner = one.owner
             tallies[one.worker].samples += one.samples
             owner.num_pending -= 1
             if kept is not None:
-                kept.append(Folded(epoch, one.positions, one.samples))
+                kept.folded(one.positions, one.samples)
             if ledger is not None:
                 ledger.fold(one.positions)
             if owner.is_gone:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
 
 from paceline.logic.fold import Pending
 from paceline.logic.gauges import Gauges
@@ -14,12 +14,24 @@ from paceline.roles.accounts import Accounts
 from paceline.roles.effects import Effect, End, JobSettings, Note, Send, Warn
 
 
-class Folded(NamedTuple):
-    """One gradient of an update: the epoch and the entries that it was of, and their samples."""
+class Since:
+    """What was folded since the shards kept their state: `positions` and `samples` of `epoch`, of the ones before it `earlier` samples."""
 
-    epoch: int
-    positions: tuple[int, ...]
-    samples: int
+    def __init__(self) -> None:
+        self.epoch = -1
+        self.positions: list[int] = []
+        self.samples = self.earlier = 0
+
+    def enter(self, epoch: int) -> None:
+        """What follows is of `epoch`, maybe still of the same."""
+        if epoch != self.epoch:
+            self.epoch, self.earlier, self.samples = epoch, self.earlier + self.samples, 0
+            self.positions.clear()
+
+    def folded(self, positions: Sequence[int], samples: int) -> None:
+        """A gradient of the epoch is in an update."""
+        self.positions += positions
+        self.samples += samples
 
 
 class Job:
@@ -51,7 +63,7 @@ class Job:
         self.stopping = ""
         self.said_bye = self.ended = False
         self.gauges: Gauges | None = None
-        self.kept: list[Folded] | None = None
+        self.kept: Since | None = None
         self.floor = 0
         self.divergence = ""
 

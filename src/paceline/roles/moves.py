@@ -184,6 +184,7 @@ class Moves:
         judges = self._policy is not None and self._policy.judges
         keeps = judges and safety.is_less_sync(self.job.pace, pace, max(1, signals.num_workers))
         self._made(pace, decision.why, signals, predicted=decision.predicted)
+        self._promise = None
         if decision.predicted is not None:
             self._promise = Promise(self._num_evaluated, pace.name, decision.predicted, self.job.accounts.num_steps)
         ramp = 0 if signals.updates_left is None else round(RAMP_SHARE * signals.updates_left)

@@ -16,7 +16,7 @@ from paceline.pace import Pace
 from paceline.roles.effects import Send
 from paceline.roles.epochs import Epochs
 from paceline.roles.folds import Folds
-from paceline.roles.job import Job
+from paceline.roles.job import Job, Since
 
 NOT_FINITE_IN_A_ROW = 10
 REFUSED_TOO_OFTEN = 3
@@ -215,6 +215,12 @@ class Steps:
         """Ask for another pace. What is pending is folded under the old one first, once nobody computes in place."""
         self.change = change
 
+    def forget_kept(self) -> None:
+        """The script has replaced the state: what was kept is nothing to go back to, also not in the change that is asked for."""
+        self.job.kept = None
+        if self.change is not None:
+            self.change = self.change._replace(restores=False)
+
     def lead_of(self, worker: int) -> int | None:
         """How far `worker` may be ahead of the slowest."""
         bound = self.job.pace.max_lead
@@ -237,7 +243,7 @@ class Steps:
             self._restore(change)
         place = {"version": job.version, "samples": job.accounts.samples}
         job.note("pace", **{"from": job.pace.name, "to": change.pace.name, "why": change.why, **place})
-        job.kept = [] if change.keeps else None
+        job.kept = Since() if change.keeps else None
         if change.keeps:
             # before the momentum may be set to zero
             job.order(Keep(job.version))
@@ -254,7 +260,8 @@ class Steps:
 
     def _restore(self, change: Change) -> None:
         """The shards take back what they kept: a version of its own, and what was folded since is undone."""
-        job, kept = self.job, self.job.kept or []
+        job, kept = self.job, self.job.kept
+        assert kept is not None
         job.version += 1
         job.floor = job.version
         job.order(Restore(job.version))
