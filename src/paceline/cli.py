@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.config import Resolved, Sizes, explain, resolve
+from paceline.dash.planning import CALIBRATED, PLANNED, CalibrateOptions, PlanOptions, calibrate_command, plan_command
 from paceline.errors import ConfigError, ExitCode, PacelineError
 from paceline.hybrid import mode_names
 from paceline.pace import KEYS, pace_names
@@ -157,10 +158,8 @@ def run(script: _Script = None, /, *args: _Args, options: Options = Options()) -
         raise ConfigError(f"run needs a script, as in {_USAGE}")
     text = _text_of(script)
     resolved = _resolved(options, script, args)
-    if resolved.settings.engine == "virtual" and _is_own_process:
-        from paceline.engine.virtual.process import begin_anew
-
-        begin_anew()
+    if resolved.settings.engine == "virtual":
+        _begin_anew()
     for sentence in (*resolved.warnings(), *_misplaced(args, script, text)):
         _say(sentence)
     from paceline.dash.report import write_report
@@ -229,6 +228,30 @@ def why(run_dir: _RunDir = None, /, *, at: _At = None) -> int:
             raise ConfigError(f"--at: {error}") from None
         tell_decision(console, decision_at(Path(run_dir), samples))
     return ExitCode.OK
+
+
+@app.command(usage="Usage: paceline plan SCRIPT [OPTIONS] [-- ARGS...]")
+def plan(script: _Script = None, /, *args: _Args, options: PlanOptions = PLANNED) -> int:
+    """Find out here which pace trains SCRIPT fastest on a cluster: short runs in virtual time, a ranking, and why."""
+    if script is None:
+        raise ConfigError("plan needs a script, as in paceline plan SCRIPT --cluster FILE")
+    _begin_anew()
+    return plan_command(script, args, options, say=_say)
+
+
+@app.command(usage="Usage: paceline calibrate [RUN | --script SCRIPT [-- ARGS...]] [--out FILE]")
+def calibrate(*words: _Args, options: CalibrateOptions = CALIBRATED) -> int:
+    """Measure this machine, or the workers of a RUN that is over, and write a file that --cluster takes."""
+    _begin_anew()
+    return calibrate_command(words, options, say=_say)
+
+
+def _begin_anew() -> None:
+    """What is played here must not depend on how the process was started."""
+    if _is_own_process:
+        from paceline.engine.virtual.process import begin_anew
+
+        begin_anew()
 
 
 @_keys_app.command(name="new", usage="Usage: paceline keys new FILE [--days N]")

@@ -1,0 +1,126 @@
+"""The commands `plan` and `calibrate`: their options, what they write, and what they say. torch is imported when they begin."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path, PurePath
+from typing import Annotated
+
+import msgspec
+from cyclopts import Parameter
+from rich.console import Console
+
+from paceline.errors import ConfigError, ExitCode, WriteError
+
+LEAST_SHARE = 0.01
+_UNBROKEN = 200
+
+Say = Callable[[object], None]
+
+
+def _option(metavar: str, text: str) -> Parameter:
+    return Parameter(metavar=metavar, help=text, negative=(), show_default=False)
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions:
+    """What `paceline plan` may be told."""
+
+    cluster: Annotated[
+        str | None, _option("NAME|FILE", "The cluster to plan for: spot, wan, ... or a TOML file. Default: even workers.")
+    ] = None
+    target: Annotated[
+        str | None, _option("METRIC=VALUE", "What is to be reached, as in accuracy=0.97 or 'loss<=0.2'. Default: sync's loss in its pilot.")
+    ] = None
+    pace: Annotated[
+        tuple[str, ...], _option("PACE", "A candidate; may be repeated. Default: sync, backup, ksync, ssp, async, hybrid.")
+    ] = ()
+    workers: Annotated[str | None, _option("N", "How many workers. Default: the cluster's.")] = None
+    servers: Annotated[str | None, _option("M", "How many servers. Default: the cluster's, else one for each worker.")] = None
+    seed: Annotated[str | None, _option("S", "Seed of the runs. Default: 0.")] = None
+    share: Annotated[float, _option("SHARE", "Part of a run that each pilot plays. Default: 0.2.")] = 0.2
+    out: Annotated[str | None, _option("DIR", "Directory for plan.json, plan.html and logs. Default: plans/SCRIPT-TIME.")] = None
+    json: Annotated[bool, _option("", "Print the plan as JSON instead of a table.")] = False
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class CalibrateOptions:
+    """What `paceline calibrate` may be told."""
+
+    out: Annotated[str, _option("FILE", "The cluster file to write. Default: cluster.toml.")] = "cluster.toml"
+    script: Annotated[str | None, _option("SCRIPT", "Time the steps of this script here; the arguments are then its own.")] = None
+
+
+PLANNED, CALIBRATED = PlanOptions(), CalibrateOptions()
+"""Told nothing."""
+
+
+def plan_command(script: str, args: Sequence[str], options: PlanOptions, *, say: Say) -> int:
+    """Make a plan, show it and write it. Raises ConfigError for what is not allowed."""
+    from paceline.dash.plan import tell_plan, write_plan_page
+    from paceline.plan.advise import advice
+    from paceline.plan.planner import Planner
+    from paceline.plan.target import parse_target
+
+    if not LEAST_SHARE <= options.share <= 1.0:
+        raise ConfigError(f"--share: {options.share:g} is not allowed, it must be from {LEAST_SHARE} to 1")
+    wish = parse_target(options.target) if options.target is not None else None
+    given = {"workers": options.workers, "servers": options.servers, "seed": options.seed}
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    out = Path(options.out) if options.out is not None else Path("plans", f"{PurePath(script).stem}-{stamp}")
+    planner = Planner(script, cluster=options.cluster, logs=out / "logs", args=args, tell=say, settings=given)
+    planner.check(options.pace)
+    _make_folder(out)
+    plan = planner.make(wish=wish, paces=options.pace, share=options.share)
+    data = msgspec.json.format(msgspec.json.encode({**msgspec.to_builtins(plan), "advice": advice(plan)}), indent=2)
+    try:
+        (out / "plan.json").write_bytes(data + b"\n")
+    except OSError as error:
+        raise WriteError(f"{out / 'plan.json'} could not be written: {error.strerror}") from error
+    page = write_plan_page(plan, out / "plan.html")
+    if options.json:
+        sys.stdout.write(f"{data.decode()}\n")
+    else:
+        console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else _UNBROKEN)
+        tell_plan(console, plan)
+        console.print(f"\nplan: {page}", soft_wrap=True)
+    return ExitCode.OK
+
+
+def calibrate_command(words: Sequence[str], options: CalibrateOptions, *, say: Say) -> int:
+    """Measure, and write a cluster file. Raises ConfigError for what is not allowed."""
+    from paceline.plan.calibrate import machine_cluster, run_cluster, write_cluster
+    from paceline.plan.machine import measure_machine
+    from paceline.plan.planner import profile_alone
+
+    if options.script is None and len(words) > 1:
+        raise ConfigError(f"calibrate takes the directory of one run, got {len(words)}: {', '.join(words)}")
+    path = Path(options.out)
+    if path.exists():
+        raise ConfigError(f"--out: {path} is there already, name a file that is not")
+    say("measuring memory and sockets")
+    machine = measure_machine()
+    if options.script is not None:
+        cluster = machine_cluster(machine, profile_alone(options.script, words))
+    else:
+        cluster = run_cluster(Path(words[0]), machine) if words else machine_cluster(machine, None)
+    write_cluster(cluster, path)
+    sys.stdout.write(f"{cluster['about']}\n")
+    for name, value in cluster["network"].items():
+        sys.stdout.write(f"  {name.replace('_', ' ')}: {value}\n")
+    sys.stdout.write(f"{path} is written: name it in --cluster, and correct in it what you know better\n")
+    return ExitCode.OK
+
+
+def _make_folder(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if any(out.iterdir()):
+            raise ConfigError(f"--out: {out} is not empty, a plan needs a directory of its own")
+    except OSError as error:
+        raise WriteError(f"{out} could not be written: {error.strerror}") from error

@@ -1,0 +1,132 @@
+"""What this machine can move: through its memory, through sockets within it, and how long an answer takes."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable
+from statistics import median
+from time import perf_counter
+
+import msgspec
+import torch
+
+COPY_BYTES = 64 * 2**20
+STREAM_BYTES = 128 * 2**20
+NUM_COPIES = 5
+NUM_PINGS = 300
+PIECE_BYTES = 2**20
+PING_BYTES = 8
+PATIENCE_S = 20.0
+
+
+class Machine(msgspec.Struct, frozen=True):
+    """Bytes a second of one copy and of one connection; `answer_s` is a round trip of 8 bytes between two threads."""
+
+    cores: int
+    memory_bytes_per_s: float
+    unix_bytes_per_s: float
+    tcp_bytes_per_s: float
+    unix_answer_s: float
+    tcp_answer_s: float
+
+
+def measure_machine() -> Machine:
+    """Measure for a second or two."""
+    unix, tcp = unix_pair, tcp_pair
+    return Machine(
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        memory_bytes_per_s=_copying(),
+        unix_bytes_per_s=_streaming(unix),
+        tcp_bytes_per_s=_streaming(tcp),
+        unix_answer_s=_answering(unix),
+        tcp_answer_s=_answering(tcp),
+    )
+
+
+Pair = tuple[socket.socket, socket.socket]
+
+
+def unix_pair() -> Pair:
+    """Two ends of a connection within the machine."""
+    return _patient(socket.socketpair())
+
+
+def tcp_pair() -> Pair:
+    """The same over loopback."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(PATIENCE_S)
+        one = socket.create_connection(server.getsockname(), timeout=PATIENCE_S)
+        other, _ = server.accept()
+    for end in (one, other):
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return _patient((one, other))
+
+
+def _patient(pair: Pair) -> Pair:
+    for end in pair:
+        end.settimeout(PATIENCE_S)
+    return pair
+
+
+def _copying() -> float:
+    """Of a tensor too large for the caches."""
+    source, target = (torch.ones(COPY_BYTES // 4) for _ in range(2))
+    times_s: list[float] = []
+    for _ in range(NUM_COPIES):
+        begun_s = perf_counter()
+        target.copy_(source)
+        times_s.append(perf_counter() - begun_s)
+    return COPY_BYTES / median(times_s)
+
+
+def _streaming(pair: Callable[[], Pair]) -> float:
+    piece = bytes(PIECE_BYTES)
+
+    def send(end: socket.socket) -> None:
+        for _ in range(STREAM_BYTES // PIECE_BYTES):
+            end.sendall(piece)
+
+    def receive(end: socket.socket) -> None:
+        buffer, left = bytearray(PIECE_BYTES), STREAM_BYTES
+        while left:
+            left -= end.recv_into(buffer, min(left, PIECE_BYTES)) or _closed()
+
+    return STREAM_BYTES / _together(pair, send, receive)
+
+
+def _answering(pair: Callable[[], Pair]) -> float:
+    def ask(end: socket.socket) -> None:
+        for _ in range(NUM_PINGS):
+            end.sendall(bytes(PING_BYTES))
+            _take(end)
+
+    def answer(end: socket.socket) -> None:
+        for _ in range(NUM_PINGS):
+            _take(end)
+            end.sendall(bytes(PING_BYTES))
+
+    return _together(pair, ask, answer) / NUM_PINGS
+
+
+def _take(end: socket.socket) -> None:
+    left = PING_BYTES
+    while left:
+        left -= len(end.recv(left)) or _closed()
+
+
+def _closed() -> int:
+    raise ConnectionError("the other end of a measured connection was closed")
+
+
+def _together(pair: Callable[[], Pair], mine: Callable[[socket.socket], None], theirs: Callable[[socket.socket], None]) -> float:
+    """How long both take, each at its own end, the other one in a thread."""
+    one, other = pair()
+    with one, other:
+        thread = threading.Thread(target=theirs, args=(other,), name="paceline-measured", daemon=True)
+        thread.start()
+        begun_s = perf_counter()
+        mine(one)
+        thread.join(PATIENCE_S)
+        return perf_counter() - begun_s

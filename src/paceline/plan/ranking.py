@@ -1,0 +1,95 @@
+"""From pilots to times: how many samples each pace needs for the target, how sure that is, and who comes first.
+
+A run that met the target gives the shape of learning; a pilot that stopped earlier says how many more samples (or
+fewer) its pace needs for the same values, and the shape stretched by that tells when it would be there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import sqrt
+from statistics import fmean
+
+import msgspec
+
+from paceline.plan.progress import Crossing, Point, crossing
+from paceline.plan.target import Target
+
+LEAST_ERROR = 0.03
+"""Of every time: runs of one pace with other seeds differ by about this much."""
+GUESS_ERROR = 0.5
+"""Of a stretch that no two values tell."""
+
+
+class Need(msgspec.Struct, frozen=True):
+    """The samples until the target is met, from `low` to `high`; `is_seen` when a run here met it."""
+
+    samples: float
+    low: float
+    high: float
+    is_seen: bool
+
+
+class Arrival(msgspec.Struct, frozen=True):
+    """The same as a time. `is_planned` is false when the script ends before it."""
+
+    samples: float
+    time_s: float
+    low_s: float
+    high_s: float
+    is_seen: bool
+    is_planned: bool
+
+
+def seen(crossed: Crossing) -> Need:
+    """What a run that met the target needed; the target was met somewhere between two values."""
+    error = max(LEAST_ERROR * crossed.samples, crossed.gap / 4)
+    return Need(crossed.samples, max(0.0, crossed.samples - error), crossed.samples + error, is_seen=True)
+
+
+def stretched(points: Sequence[Point], shape: Sequence[Point], target: Target) -> Need | None:
+    """What a run needs that only came to `points`, when the one of `shape` met the target; None when nothing can be said.
+
+    The mean over the later half of the values of how many times the samples it needed, by how far the shape came for as
+    good a value.
+    """
+    whole = crossing(shape, target)
+    pairs = [(point.samples, one.samples) for point in points if (one := _as_good(shape, point.value, target)) is not None]
+    ratios = [samples / other for samples, other in pairs if other > 0.0]
+    if whole is None or not ratios:
+        return None
+    late = ratios[len(ratios) // 2 :]
+    ratio = fmean(late)
+    scatter = sqrt(fmean((one - ratio) ** 2 for one in late)) / ratio if len(late) > 1 else GUESS_ERROR
+    reach = points[-1].samples / (ratio * whole.samples)
+    error = min(0.9, max(LEAST_ERROR, whole.gap / 4 / max(1.0, whole.samples), scatter * max(1.0, sqrt(1.0 / max(0.01, reach)))))
+    samples = max(ratio * whole.samples, points[-1].samples)
+    return Need(samples, max(points[-1].samples, samples * (1 - error)), samples * (1 + error), is_seen=False)
+
+
+def _as_good(shape: Sequence[Point], value: float, target: Target) -> Crossing | None:
+    """Where the shape came to this value; None beyond its ends, where nothing can be compared."""
+    wanted = Target(target.metric, value, target.rising)
+    if wanted.is_met(shape[0].value):
+        return None
+    return crossing(shape, wanted)
+
+
+def ranks(arrivals: Sequence[Arrival | None]) -> list[int]:
+    """Places from 1 on: one more than how many are surely better. Who cannot be told apart is so in a place with others.
+
+    Those that the script's own length suffices for come before those that would need more, and None is last.
+
+    >>> one = Arrival(0.0, 10.0, 9.0, 11.0, True, True)
+    >>> ranks([msgspec.structs.replace(one, time_s=20.0, low_s=19.0), one, msgspec.structs.replace(one, time_s=10.5, low_s=10.0)])
+    [3, 1, 1]
+    """
+    return [1 + sum(_is_surely_better(other, one) for other in arrivals) for one in arrivals]
+
+
+def _is_surely_better(one: Arrival | None, other: Arrival | None) -> bool:
+    if one is None or other is None:
+        return one is not None
+    if one.is_planned is not other.is_planned:
+        return one.is_planned
+    return one.high_s < other.low_s
