@@ -7,6 +7,7 @@ from math import sqrt
 import pytest
 
 from desk import Desk
+from paceline.hybrid import parse_mode
 from paceline.messages import Accept, Fold, Start
 
 # sentence: (pace, workers, [(who pushes, what comes of it), ...])
@@ -303,3 +304,15 @@ def test_start_names_the_newest_version_ordered():
     desk.push(1)
     assert [desk.starts[worker].at_least for worker in (0, 1)] == [2, 3]
     assert isinstance(desk.starts[0], Start)
+
+
+# --- what servers measure -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("clip", "measured"), [(0.0, [1, 4, 7, 10]), (1.0, [1, 11])])
+def test_updates_that_cannot_tell_the_noise_are_not_measured_more_often_for_it(clip, measured):
+    desk = Desk("sync", 2, hybrid=parse_mode("hybrid"))
+    for _ in range(12):
+        desk.push(0, clip=clip)
+        desk.push(1, clip=clip)
+    assert [fold.version for fold in desk.folds if fold.measure] == measured

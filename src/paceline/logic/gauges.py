@@ -18,7 +18,7 @@ SETTLING_STEPS = 2
 WINDOW_STALENESSES = 512
 """Folded gradients behind the distribution of staleness."""
 OPEN_UPDATES = 512
-"""Updates whose parts of the norms are still awaited; older ones are given up."""
+"""Measured updates whose parts of the norms are still awaited; older ones are given up."""
 
 
 class _Steps:
@@ -100,20 +100,21 @@ class Gauges:
         stalenesses: Sequence[int],
         now_s: float,
         *,
-        members: Sequence[tuple[int, float]],
+        members: Sequence[tuple[int, float]] | None,
         lr_factor: float,
     ) -> None:
         """Update `version` was ordered, of `num_samples` samples; `members` as (samples, 2-norm of the gradient).
 
-        Empty `members` say that they do not measure the noise: where the fold is clipped.
+        None: servers do not measure it. Empty `members` say that they do not measure the noise: where the fold is clipped.
         """
         self._samples += num_samples
         self._lr_factor = lr_factor
         self._rates.add(num_samples, len(stalenesses), now_s, self.num_workers)
         self._stalenesses.extend(stalenesses)
-        self._open[version] = _Open(() if any(stalenesses) else members)
-        if len(self._open) > OPEN_UPDATES:
-            del self._open[next(iter(self._open))]
+        if members is not None:
+            self._open[version] = _Open(() if any(stalenesses) else members)
+            if len(self._open) > OPEN_UPDATES:
+                del self._open[next(iter(self._open))]
 
     def measured(self, version: int, *, gradient: float, parameters: float, change: float, busy_s: float, num_parts: int) -> None:
         """One server's squared norms of `version`, as in Measured; `num_parts` servers answer."""

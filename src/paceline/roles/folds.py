@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from paceline.logic.fold import Pending, Weighed, absent_in_all, gathered_member, needs_factor, weigh
 from paceline.logic.gate import fold_due
+from paceline.logic.gauges import Gauges
 from paceline.logic.membership import RESTING, WAITING, Worker
 from paceline.logic.weighting import lr_factor, lr_rule_of, omega
 from paceline.messages import Accept, Factor, Fold, Gone, PartNorm, Ready
@@ -15,7 +16,7 @@ from paceline.roles.epochs import Epochs
 from paceline.roles.job import Job
 
 MEASURE_EVERY, FIRST_EVERY = 10, 3
-"""Servers measure the norms of one update in so many for the gauges, and of more while the noise scale is not known."""
+"""Servers measure the norms of one update in so many for the gauges, and of more that can tell the noise while it is not known."""
 CLIP_EPSILON = 1e-6
 """As in torch.nn.utils.clip_grad_norm_."""
 
@@ -104,19 +105,29 @@ class Folds:
         if lowest.hyper and lowest.hyper != self._sent_hyper:
             hyper = self._sent_hyper = lowest.hyper
         absent = absent_in_all([one.absent for one in pending]) if lowest.absent else b""
-        measure = job.gauges is not None and job.version % (FIRST_EVERY if job.gauges.wants_norms else MEASURE_EVERY) == 1
+        gauges = job.gauges
+        members = None if gauges is None else self._measured(gauges, weighed, lowest.clip)
         rate, correction = weighed.lr_factor * self._factor(), job.pace.correction
-        fold = Fold(job.version, weighed.members, weighed.scale, rate, hyper, absent, lowest.clip, measure)
+        fold = Fold(job.version, weighed.members, weighed.scale, rate, hyper, absent, lowest.clip, members is not None)
         job.order(fold)
         if needs_factor(fold, correction):
             self.norms[job.version] = Norm(lowest.clip, correction.strength if correction.rule == "bound" else None, job.now_s)
         self._book(weighed)
-        if job.gauges is not None:
-            # a clipped or corrected gradient says nothing of the noise in what the workers computed
-            as_it_is = measure and not lowest.clip and job.pace.correction.rule == "none" and job.pace.weighting.rule == "none"
-            members = [(one.samples, one.norm) for one in weighed.pending] if as_it_is else []
-            job.gauges.folded(job.version, weighed.num_samples, weighed.stalenesses, job.now_s, members=members, lr_factor=rate)
+        if gauges is not None:
+            gauges.folded(job.version, weighed.num_samples, weighed.stalenesses, job.now_s, members=members, lr_factor=rate)
         return pending
+
+    def _measured(self, gauges: Gauges, weighed: Weighed, clip: float) -> list[tuple[int, float]] | None:
+        """What is measured of the newest update, None: nothing; its members as (samples, norm) where they tell the noise.
+
+        A clipped, weighted, corrected or stale gradient says nothing of the noise in what the workers computed, nor does a single one.
+        """
+        pace = self.job.pace
+        as_it_is = not clip and pace.correction.rule == "none" and pace.weighting.rule == "none"
+        tells_noise = as_it_is and len(weighed.pending) > 1 and not any(weighed.stalenesses)
+        if self.job.version % (FIRST_EVERY if tells_noise and gauges.wants_norms else MEASURE_EVERY) != 1:
+            return None
+        return [(one.samples, one.norm) for one in weighed.pending] if tells_noise else []
 
     def _book(self, weighed: Weighed) -> None:
         job, leases, tallies = self.job, self.epochs.leases, self.job.accounts.tallies
