@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import signal
 import subprocess
@@ -315,3 +316,22 @@ def test_an_interrupted_run_ends_in_order(tmp_path: Path) -> None:
     assert process.returncode == 130
     assert told.endswith("interrupted by SIGINT\n")
     assert Played(130, tmp_path / "run").summary["exit"] == 130
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("pace", ["sync", "async", "ssp:3", "ksync:3"])
+def test_a_virtual_run_tells_how_long_a_real_one_takes(pace: str, tmp_path: Path) -> None:
+    """With the same step times, one worker of four three times as slow, and what a message takes between two processes."""
+    times = tmp_path / "times"
+    chance = random.Random(1)
+    times.write_text("\n".join(f"{0.15 * chance.lognormvariate(0.0, 0.2):.5f}" for _ in range(500)))
+    told = {"workers": 4, "servers": 1, "pace": pace, "compute": f"recorded:{times}", "slow": "1=3"}
+    virtual = play(tmp_path, script(epochs=6), '[network]\nbandwidth = "inf"\nlatency = "0.5 ms"', **told).summary
+    assert paceline_run(tmp_path / "train.py", out=tmp_path / "real", timeout_s=300.0, **told).returncode == 0
+    real = Played(0, tmp_path / "real").summary
+    assert virtual["virtual_s"] == pytest.approx(real["wall_s"], rel=0.1)
+    assert virtual["staleness"]["mean"] == pytest.approx(real["staleness"]["mean"], rel=0.15)
+    for worker, done in real["per_worker"].items():
+        share, ours = (one["wait_s"] / (one["wait_s"] + one["compute_s"]) for one in (done, virtual["per_worker"][worker]))
+        assert ours == pytest.approx(share, abs=0.1)
