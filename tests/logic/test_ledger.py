@@ -30,7 +30,6 @@ class Work(RuleBasedStateMachine):
         self.pending: list[int] = []
         self.folded: list[int] = []
         self.skipped: list[int] = []
-        self.undone = 0
         self.given_up = False
         self.ledger.enter(*WORKERS)
 
@@ -54,7 +53,6 @@ class Work(RuleBasedStateMachine):
         self.ledger.undo(positions)
         assert self.ledger.folded == before - sum(self.ledger.sizes[position] for position in positions)
         self.folded = [position for position in self.folded if position not in positions]
-        self.undone += sum(self.ledger.sizes[position] for position in positions)
         if positions and not self.ledger.is_static:
             self.lease(0, 1, False)
             assert self.held[0][-1] == positions[0]
@@ -126,7 +124,6 @@ class Work(RuleBasedStateMachine):
         assert places[Place.FOLDED] == len(self.folded) == len(set(self.folded))
         assert places[Place.SKIPPED] == len(self.skipped) == len(set(self.skipped))
         assert ledger.folded == sum(ledger.sizes[position] for position in self.folded)
-        assert ledger.undone == self.undone
         assert ledger.done == (ledger.folded + ledger.skipped == self.total)
         assert (ledger.num_free == 0) == (places[Place.FREE] == 0 and (self.given_up or sum(ledger.sizes) == self.total))
 
@@ -254,7 +251,7 @@ def test_what_is_undone_is_leased_again_at_once():
     ledger.pend(done)
     ledger.fold(done)
     ledger.undo([0, 2])
-    assert (ledger.folded, ledger.undone, ledger.done) == (2, 4, False)
+    assert (ledger.folded, ledger.done) == (2, False)
     assert ledger.lease(1, 4) == [0, 2, 3]
     with pytest.raises(AssertionError, match="entry 0 is held, not folded"):
         ledger.undo([0])

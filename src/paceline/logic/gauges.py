@@ -8,7 +8,7 @@ from math import isfinite, sqrt
 
 import msgspec
 
-from paceline.logic.meters import WINDOW_FOLDS, Loss, NoiseScale, Rates, Smoothed, Warmup, mean, quantile
+from paceline.logic.meters import WINDOW_FOLDS, Loss, NoiseScale, Rates, Smoothed, Warmup, mean, quantile, wasted
 from paceline.logic.signals import Signals, WorkerSignals
 
 WINDOW_STEPS = 32
@@ -210,7 +210,7 @@ class Gauges:
             num_at_start=num_at_start,
             workers=workers,
             warming_up=self._warmup.holds(self._samples),
-            straggler_ratio=1.0 - mean(times) / max(times) if times and max(times) > 0.0 else 0.0,
+            straggler_ratio=wasted(times),
             exchange_ratio=_ratio(workers),
             samples_per_s=rate.samples_per_s,
             gradients_per_s=rate.gradients_per_s,

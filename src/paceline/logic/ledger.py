@@ -33,7 +33,7 @@ class Ledger:
 
     `owners` gives each entry to one worker (static leases). With `cut`, `sizes` is one list of samples that
     `lease` cuts into entries: each stretch of `cut` samples is divided among the workers that have entered, by
-    their parts. `undone` counts the samples that were folded and taken back, each time.
+    their parts.
 
     >>> ledger = Ledger((4, 4, 2))
     >>> ledger.lease(7, 2), ledger.start(7), ledger.num_free
@@ -46,7 +46,7 @@ class Ledger:
         self.cuts: list[tuple[int, int]] = []
         self.held: dict[int, deque[int]] = {}
         self.num_samples = sum(sizes)
-        self.folded = self.skipped = self.undone = 0
+        self.folded = self.skipped = 0
         self._stretches = Stretches(self.num_samples, cut) if cut else None
         self._parts: Mapping[int, float] = {}
         self._sharing: set[int] = set()
@@ -181,7 +181,6 @@ class Ledger:
         for position in positions:
             self._move(position, FOLDED, FREE)
             self.folded -= self.sizes[position]
-            self.undone += self.sizes[position]
             self._unsettled += 1
         self._return(positions)
 

@@ -29,6 +29,15 @@ def mean(values: Collection[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
+def wasted(times: Collection[float]) -> float:
+    """1 - mean/max: what part of their time workers with steps of these lengths would wait in sync.
+
+    >>> wasted([1.0, 1.0, 1.0, 4.0])
+    0.5625
+    """
+    return 1.0 - mean(times) / max(times) if times and max(times) > 0.0 else 0.0
+
+
 def quantile(ordered: Sequence[float], part: float) -> float:
     """The smallest value that a `part` of them does not exceed, 0 of nothing.
 

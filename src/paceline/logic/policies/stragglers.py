@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.logic.meters import mean
+from paceline.logic.meters import mean, wasted
 from paceline.logic.policies.balance import Balance
 from paceline.logic.policies.goodput import unmeasured
 from paceline.logic.policies.policy import Decision, Move
@@ -22,15 +22,6 @@ HIGH, LOW = 0.25, 0.1
 """Parts of the fast workers' time that sync would waste: from the one on there is a straggler, below the other there is none."""
 STRAGGLES = 1.5
 """Times the median step of a worker that straggles."""
-
-
-def wasted(times: Sequence[float]) -> float:
-    """1 - mean/max: what part of their time workers with steps of these lengths would wait in sync.
-
-    >>> wasted([1.0, 1.0, 1.0, 4.0])
-    0.5625
-    """
-    return 1.0 - mean(times) / max(times) if times and max(times) > 0.0 else 0.0
 
 
 def halves(signals: Signals) -> tuple[list[float], list[float]]:
