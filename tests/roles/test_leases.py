@@ -138,3 +138,10 @@ def test_parts_change_nothing_where_batches_are_whole():
     assert not leases.set_parts({0: 1.0, 1: 3.0})
     leases.open(Ledger((40,), cut=8))
     assert leases.set_parts({0: 1.0, 1: 3.0})
+
+
+def test_one_that_is_gone_has_no_part_any_more():
+    desk = Desk("sync", 3)
+    desk.coordinator.moves.parts = {0: 0.5, 1: 0.3, 2: 0.2}
+    desk.lose(1)
+    assert desk.coordinator.status().shares == ((0, 0.5), (2, 0.2))

@@ -269,8 +269,7 @@ class Coordinator:
         job.note("leave", role="worker", id=worker.id, worker=worker.id, reason=reason)
         job.said_bye = job.said_bye or reason == "done"
         self.steps.removed(worker)
-        if job.gauges is not None:
-            job.gauges.left(worker.id)
+        self.moves.left(worker)
         job.members.remove(worker)
         if worker.welcomed and not worker.num_pending:
             job.order(Gone(worker.id, worker.incarnation))

@@ -14,6 +14,7 @@ from paceline.errors import ConfigError
 from paceline.hybrid import Hybrid
 from paceline.logic import safety
 from paceline.logic.gauges import Gauges
+from paceline.logic.membership import Worker
 from paceline.logic.policies.balance import Balance
 from paceline.logic.policies.catalogue import policy_of
 from paceline.logic.policies.policy import Decision, Move, Policy
@@ -79,6 +80,12 @@ class Moves:
                 busy_s=message.busy_s,
                 num_parts=len(self.job.servers),
             )
+
+    def left(self, worker: Worker) -> None:
+        """A member is gone: it is measured no more and has no part of a batch."""
+        self.parts.pop(worker.id, None)
+        if self.job.gauges is not None:
+            self.job.gauges.left(worker.id)
 
     # --- when ---------------------------------------------------------------------------------------------
 
