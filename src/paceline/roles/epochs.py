@@ -45,7 +45,7 @@ class Epochs:
         self.leases.reset(self.index)
         self._clock_base = self.clock
         self._updates = self._repeated = self._per_update = 0
-        self._any_left = self._is_booked = False
+        self._somebody_left = self._is_booked = False
         self._over: EpochOver | None = None
         self._plan_queue: list[Worker] = []
         self._next_queue: list[Worker] = []
@@ -166,7 +166,7 @@ class Epochs:
     def give_back(self, worker: Worker, message: GiveBack) -> None:
         """A worker has left its loop."""
         worker.left_epoch, worker.is_open = True, False
-        self._any_left = True
+        self._somebody_left = True
         self.leases.release(worker, consumed=message.consumed)
         worker.started.clear()
         worker.recalled.clear()
@@ -181,6 +181,7 @@ class Epochs:
             if worker in queue:
                 queue.remove(worker)
         self._ended.discard(worker.id)
+        self._somebody_left = True
         self.leases.release(worker)
         if self.stage is Stage.DRAWING and worker.id == self.drawer:
             self.stage = Stage.NEW
@@ -196,7 +197,9 @@ class Epochs:
         if self.stage is not Stage.OPEN or self.job.pending:
             return
         if ledger is None or not ledger.done:
-            if not self._any_left or not self._all_left():
+            if not self._somebody_left or not self._all_left():
+                # not asked again at every step, but when the next one has left its loop or the job
+                self._somebody_left = False
                 return
             if ledger is not None:
                 ledger.close()
