@@ -45,8 +45,8 @@ def test_a_virtual_cluster_has_the_size_that_it_says_unless_somebody_says_otherw
     ("told", "refusal"),
     [
         ({"cluster": "spot"}, "--cluster: 'spot' is not allowed with the engine local, it needs engine virtual"),
-        ({"gradients": "no"}, "--gradients: no is not allowed with the engine local, it needs engine virtual"),
-        ({"gradients": "maybe"}, "--gradients: 'maybe' is not allowed, it must be yes or no"),
+        ({"gradients": "no"}, "--no-gradients: leaving gradients out is not allowed with the engine local, it needs engine virtual"),
+        ({"gradients": "maybe"}, "--no-gradients: 'maybe' is not allowed, it must be yes or no"),
         ({"engine": "slurm"}, "--engine: 'slurm' is not allowed, it must be local or virtual"),
     ],
 )

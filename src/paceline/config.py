@@ -89,6 +89,11 @@ def _dashed(name: str) -> str:
     return name.replace("_", "-")
 
 
+def _option(name: str) -> str:
+    """How the command line writes a setting."""
+    return "--no-gradients" if name == "gradients" else f"--{_dashed(name)}"
+
+
 def _unknown(place: str, name: str, allowed: Sequence[str], shown: Callable[[str], str] = str) -> ConfigError:
     near = get_close_matches(name, allowed, n=1, cutoff=0.5)
     hint = f"did you mean {shown(near[0])}?" if near else f"allowed: {', '.join(map(shown, allowed))}"
@@ -101,7 +106,7 @@ def _from_arguments(values: Mapping[str, object], origin: str) -> dict[str, _Giv
         if name not in FIELDS:
             raise _unknown(f"{origin}: ", name, tuple(FIELDS))
         if value is not None:
-            place = f"--{_dashed(name)}" if origin == COMMAND_LINE else f"init({name}=...)"
+            place = _option(name) if origin == COMMAND_LINE else f"init({name}=...)"
             given[name] = _Given(value, origin, place)
     return given
 

@@ -225,7 +225,7 @@ def check_together(settings: Settings) -> tuple[str, ConfigError] | None:
     if settings.engine != "virtual" and settings.cluster is not None:
         return "cluster", ConfigError(f"{settings.cluster!r} is not allowed with the engine {settings.engine}, it needs engine virtual")
     if settings.engine != "virtual" and not settings.gradients:
-        return "gradients", ConfigError(f"no is not allowed with the engine {settings.engine}, it needs engine virtual")
+        return "gradients", ConfigError(f"leaving gradients out is not allowed with the engine {settings.engine}, it needs engine virtual")
     for slow in settings.slow:
         if slow.worker >= settings.workers:
             return "slow", ConfigError(
