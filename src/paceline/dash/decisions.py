@@ -62,7 +62,7 @@ class Decisions:
         return median(self.errors) if self.errors else None
 
     def changes(self, moves: Iterable[Move]) -> list[Change]:
-        """The moves in order, each with the earliest decision that ordered it and was not before another's."""
+        """The moves, which come in order, each with the decision behind it: the earliest of its kind that no move before it had."""
         return [self._change(move) for move in moves]
 
     def _decision(self, row: Row) -> None:
