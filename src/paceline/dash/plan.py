@@ -38,7 +38,7 @@ def write_plan_page(plan: Plan, path: Path) -> Path:
     subtitle = f"{plan.num_workers} workers, {plan.num_servers} servers, {len(plan.candidates)} paces"
     header = tag("header", tag("p", "Paceline plan", class_="eyebrow"), tag("h1", title), tag("p", subtitle, class_="lead"))
     sentences = section("Advice", *(tag("p", sentence) for sentence in advice(plan)))
-    rows = [_row(plan, one) for one in plan.candidates]
+    rows = [[_whole(cell) for cell in _row(plan, one)] for one in plan.candidates]
     ranking = section("Ranking", table(_head(plan), rows, numeric=[0, *range(2, len(_head(plan)))]))
     return write_page(path, page(f"{title} · Paceline", header, sentences, _picture(plan), ranking))
 
@@ -70,6 +70,11 @@ def _row(plan: Plan, candidate: Candidate) -> list[Content]:
     ]
 
 
+def _whole(cell: Content) -> Markup:
+    """A cell that is not broken over lines."""
+    return tag("span", cell, style="white-space:nowrap")
+
+
 def _times(plan: Plan, candidate: Candidate) -> tuple[str, str]:
     """The time to the target and its interval; what was predicted has a mark, and so has what needs a longer run."""
     arrival = candidate.arrival
@@ -86,11 +91,12 @@ def _picture(plan: Plan) -> Markup:
     drawn = [one for one in plan.candidates if len(one.points) > 1]
     if plan.target is None or not drawn:
         return section("Progress", tag("p", "The script logged nothing.", class_="empty"))
-    lines = [Line(one.pace, _points(one), False, number % NUM_COLOURS) for number, one in enumerate(drawn)]
+    lines = [Line(one.pace, _points(one), smoothed=False, colour=number % NUM_COLOURS) for number, one in enumerate(drawn)]
     every = [point for line in lines for point in line.points]
     frame = Frame(max(point.wall_s for point in every), max(point.samples for point in every))
-    note = f"virtual time; the target is {plan.target}"
-    chart = line_chart(plan.target.metric, lines, frame, note)
+    ends = [Point(0.0, 0.0, *[plan.target.value] * 3), Point(frame.wall_s, frame.samples, *[plan.target.value] * 3)]
+    lines.append(Line("target", ends, smoothed=False, colour=len(lines) % NUM_COLOURS, dotted=False))
+    chart = line_chart(plan.target.metric, lines, frame, f"virtual time; the target is {plan.target}")
     return section("Progress", switch(), legend(lines), chart_grid([chart]), tag("p", _flown(drawn), class_="note"))
 
 

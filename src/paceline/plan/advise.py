@@ -13,6 +13,7 @@ FEW_UPDATES = 50
 """Of an epoch: fewer, and a lockstep of these workers is a very large batch for these data."""
 MUCH_WAIT = 0.15
 UNEVEN = 1.3
+MUCH_LESS = 0.9
 FAR_OFF = 3.0
 NUM_LEVELS = 8
 
@@ -191,10 +192,15 @@ def data(plan: Plan) -> str:
     sync = next((one for one in plan.candidates if one.pace == "sync"), None)
     if sync is not None and sync.forecast.updates_per_epoch < FEW_UPDATES and plan.num_workers > 1:
         told += (
-            f"; sync makes only {sync.forecast.updates_per_epoch:.3g} updates an epoch, of {plan.num_workers * profile.batch} samples each,"
-            " so paces with smaller updates learn more from little data, and that fades as the data grow"
+            f"; sync makes only {sync.forecast.updates_per_epoch:.3g} updates an epoch, of {_update_samples(plan, sync):.0f} samples each"
         )
+        if first.arrival is not None and sync.arrival is not None and first.arrival.samples < MUCH_LESS * sync.arrival.samples:
+            told += ", and more of smaller ones learn more from so little data, which fades as the data grow"
     return f"{told}."
+
+
+def _update_samples(plan: Plan, sync: Candidate) -> float:
+    return plan.profile.epoch_samples / sync.forecast.updates_per_epoch
 
 
 def resources(plan: Plan) -> str:

@@ -47,8 +47,8 @@ class Clock:
     def time_s(self, samples: float) -> float:
         """When so many samples were folded; beyond the end as fast as in its last half."""
         if samples >= self.samples:
-            middle = bisect_left(self._samples, self.samples / 2)
-            rate = (self.samples - self._samples[middle - 1]) / max(1e-12, self.now_s - self._times_s[middle - 1])
+            middle = min(bisect_left(self._samples, self.samples / 2), max(0, len(self._samples) - 2))
+            rate = max(1e-12, self.samples - self._samples[middle]) / max(1e-12, self.now_s - self._times_s[middle])
             return self.now_s + (samples - self.samples) / rate
         after = max(1, bisect_left(self._samples, samples))
         low, high = self._samples[after - 1], self._samples[after]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from math import sqrt
+from statistics import median
 from typing import NamedTuple
 
 import msgspec
@@ -12,6 +14,11 @@ from paceline.plan.target import Target
 
 NUM_WINDOWS = 60
 """Of a whole run. A metric that is logged more often than twice in one is noise around a mean, which is taken."""
+
+
+DEVIATION_OF_MAD = 1.4826
+LEAST_THIRDS = 3
+SLOPE_OVER = 2
 
 
 class Logged(NamedTuple):
@@ -32,11 +39,11 @@ class Point(msgspec.Struct, frozen=True):
 
 
 class Crossing(msgspec.Struct, frozen=True):
-    """When a target was met: between two points, `gap` samples apart."""
+    """When a target was met, give or take `error` samples: it was between two values, which scatter."""
 
     samples: float
     t_s: float
-    gap: float
+    error: float
 
 
 def points_of(logged: Sequence[Logged], whole: float) -> list[Point]:
@@ -64,16 +71,35 @@ def crossing(points: Sequence[Point], target: Target) -> Crossing | None:
     """Where the line through the points first meets the target; None when it does not.
 
     >>> crossing([Point(0.0, 0.0, 0.0), Point(10.0, 5.0, 1.0)], Target("accuracy", 0.5, rising=True))
-    Crossing(samples=5.0, t_s=2.5, gap=10.0)
+    Crossing(samples=5.0, t_s=2.5, error=2.5)
     """
     if points and target.is_met(points[0].value):
         return Crossing(points[0].samples, points[0].t_s, points[0].samples)
-    for before, after in pairwise(points):
+    for number, (before, after) in enumerate(pairwise(points)):
         if target.is_met(after.value):
             share = (target.value - before.value) / (after.value - before.value)
             gap = after.samples - before.samples
-            return Crossing(before.samples + share * gap, before.t_s + share * (after.t_s - before.t_s), gap)
+            error = gap / 4 + scatter(points) / max(1e-12, _slope(points, number))
+            return Crossing(before.samples + share * gap, before.t_s + share * (after.t_s - before.t_s), min(error, after.samples))
     return None
+
+
+def scatter(points: Sequence[Point]) -> float:
+    """The deviation of the values around a smooth line: from their third differences, in which a curve hardly shows.
+
+    >>> scatter([Point(float(place), 0.0, 0.01 * place**2) for place in range(9)]) < 1e-12
+    True
+    """
+    thirds = [
+        abs(d.value - 3 * c.value + 3 * b.value - a.value) for a, b, c, d in zip(points, points[1:], points[2:], points[3:], strict=False)
+    ]
+    return DEVIATION_OF_MAD * median(thirds) / sqrt(20.0) if len(thirds) >= LEAST_THIRDS else 0.0
+
+
+def _slope(points: Sequence[Point], number: int) -> float:
+    """How fast the values change around a place, by the sample."""
+    first, last = points[max(0, number - SLOPE_OVER)], points[min(len(points) - 1, number + 1 + SLOPE_OVER)]
+    return abs(last.value - first.value) / (last.samples - first.samples) if last.samples > first.samples else 0.0
 
 
 def best(points: Sequence[Point], *, rising: bool) -> float:

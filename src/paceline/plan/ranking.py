@@ -7,7 +7,7 @@ fewer) its pace needs for the same values, and the shape stretched by that tells
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import sqrt
+from math import hypot, sqrt
 from statistics import fmean
 
 import msgspec
@@ -42,8 +42,8 @@ class Arrival(msgspec.Struct, frozen=True):
 
 
 def seen(crossed: Crossing) -> Need:
-    """What a run that met the target needed; the target was met somewhere between two values."""
-    error = max(LEAST_ERROR * crossed.samples, crossed.gap / 4)
+    """What a run that met the target needed."""
+    error = max(LEAST_ERROR * crossed.samples, crossed.error)
     return Need(crossed.samples, max(0.0, crossed.samples - error), crossed.samples + error, is_seen=True)
 
 
@@ -62,7 +62,8 @@ def stretched(points: Sequence[Point], shape: Sequence[Point], target: Target) -
     ratio = fmean(late)
     scatter = sqrt(fmean((one - ratio) ** 2 for one in late)) / ratio if len(late) > 1 else GUESS_ERROR
     reach = points[-1].samples / (ratio * whole.samples)
-    error = min(0.9, max(LEAST_ERROR, whole.gap / 4 / max(1.0, whole.samples), scatter * max(1.0, sqrt(1.0 / max(0.01, reach)))))
+    own = whole.error / max(1.0, whole.samples)
+    error = min(0.9, max(LEAST_ERROR, hypot(own, scatter * max(1.0, sqrt(1.0 / max(0.01, reach))))))
     samples = max(ratio * whole.samples, points[-1].samples)
     return Need(samples, max(points[-1].samples, samples * (1 - error)), samples * (1 + error), is_seen=False)
 
@@ -81,7 +82,7 @@ def ranks(arrivals: Sequence[Arrival | None]) -> list[int]:
     Those that the script's own length suffices for come before those that would need more, and None is last.
 
     >>> one = Arrival(0.0, 10.0, 9.0, 11.0, True, True)
-    >>> ranks([msgspec.structs.replace(one, time_s=20.0, low_s=19.0), one, msgspec.structs.replace(one, time_s=10.5, low_s=10.0)])
+    >>> ranks([Arrival(0.0, 20.0, 19.0, 21.0, True, True), one, Arrival(0.0, 10.5, 10.0, 11.0, True, True)])
     [3, 1, 1]
     """
     return [1 + sum(_is_surely_better(other, one) for other in arrivals) for one in arrivals]
