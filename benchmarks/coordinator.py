@@ -13,6 +13,7 @@ import statistics
 import time
 from pathlib import Path
 
+from paceline.hybrid import Hybrid, parse_mode, start_of
 from paceline.messages import (
     Address,
     Attached,
@@ -29,7 +30,6 @@ from paceline.messages import (
     Start,
     TensorSpec,
 )
-from paceline.pace import parse_pace
 from paceline.roles.coordinator import Coordinator
 from paceline.roles.effects import Effect, JobSettings, Send
 
@@ -42,7 +42,9 @@ MODEL = ModelSpec((TensorSpec("w", (1024,), "float32", 0),), (), "torch.optim.SG
 
 def begun(pace: str, num_workers: int, num_batches: int) -> tuple[Coordinator, dict[int, Start]]:
     """A coordinator whose workers have all been let start on their first batch, and what they were told."""
-    coordinator = Coordinator(JobSettings(num_workers, NUM_SERVERS, parse_pace(pace)))
+    mode = parse_mode(pace)
+    hybrid = mode if isinstance(mode, Hybrid) else None
+    coordinator = Coordinator(JobSettings(num_workers, NUM_SERVERS, start_of(mode), hybrid=hybrid))
     servers = [Address("server", shard) for shard in range(NUM_SERVERS)]
     workers = [Address("worker", number) for number in range(num_workers)]
     for server in servers:
@@ -108,7 +110,7 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = [
         {"pace": pace, "workers": workers, "steps_per_s": statistics.median(repeated(pace, workers, arguments.steps, arguments.repeats))}
-        for pace in ("sync", "async", "ssp:3")
+        for pace in ("sync", "async", "ssp:3", "hybrid")
         for workers in (8, 1000)
     ]
     print(f"{'pace':8} {'workers':>8} {'steps/s':>10}   target {TARGET:,}")
