@@ -111,6 +111,10 @@ def test_a_policy_that_flaps_is_obeyed(asking: Callable[[str], Asking]) -> None:
     [
         ("return 1 / 0", "raised ZeroDivisionError: division by zero (line 2)"),
         ("raise SystemExit", "raised SystemExit (line 2)"),
+        ("raise KeyboardInterrupt", "raised KeyboardInterrupt (line 2)"),
+        ("raise ValueError('half a \\ud800 and\\nmore')", r"raised ValueError: half a \ud800 and more (line 2)"),
+        ("raise type('Mute', (Exception,), {'__str__': None})", "raised Mute (line 2)"),
+        ("return 'async,' + ' ' * 9_999_999, ''", "chose a pace that cannot be: its name 'async, ... ' has 10,000,005 characters"),
         ("return 3", "returned 3, it must be a pair of a Pace, its name or None to stay, and a sentence"),
         ("return None", "returned None, it must be a pair"),
         ("return 'async'", "returned 'async', it must be a pair"),
@@ -132,6 +136,14 @@ def test_what_is_wrong_leaves_the_pace_and_is_said_once(body: str, error: str, a
     assert first.error.startswith(f"policy {policy.file}:choose {error}")
     assert second == first._replace(number=2)
     assert policy.advisor.remarks == [f"{first.error}; the pace stays as it is (said once, each time is in decisions.jsonl)"]
+
+
+def test_a_reason_is_one_line_that_can_be_shown(asking: Callable[[str], Asking]) -> None:
+    policy = asking("def choose(signals, history):\n    return 'async', 'a \\x1b[31mred\\n\\ud800 ' + 'reason' * 9_999_999\n")
+    answer = policy.ask(1)
+    assert str(answer.pace) == "async"
+    assert answer.why.startswith(r"a \x1b[31mred \ud800 reasonreason")
+    assert len(answer.why) < 2100
 
 
 def test_each_kind_of_error_is_said(asking: Callable[[str], Asking]) -> None:

@@ -30,7 +30,7 @@ from paceline.pace import Pace, parse_pace
 from paceline.transport.shm import SocketPort
 
 MAX_LOG_BYTES = 1 << 30
-MAX_TEXT = 2000
+MAX_TEXT, MAX_NAME = 2000, 200
 _EVER_S = 3600.0
 _PR_SET_PDEATHSIG = 1
 
@@ -56,7 +56,7 @@ def answer(policy: UserPolicy, ask: Ask, file: str) -> Advice:
     history = msgspec.msgpack.decode(ask.history, type=tuple[Move, ...])
     try:
         return _checked(ask.number, policy(signals, history))
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the user's code lets through is its answer
+    except BaseException as error:  # noqa: BLE001 - whatever the user's code lets through is its answer
         return Advice(ask.number, fault="raised", error=f"raised {told(error, file)}")
 
 
@@ -66,17 +66,19 @@ def _checked(number: int, said: object) -> Advice:
             pass
         case _:
             wanted = "it must be a pair of a Pace, its name or None to stay, and a sentence"
-            return Advice(number, fault="nonsense", error=f"returned {reprlib.repr(said)}, {wanted}")
+            return Advice(number, fault="nonsense", error=f"returned {plain(reprlib.repr(said))}, {wanted}")
     try:
         name = "" if chosen is None else _name_of(chosen)
     except ConfigError as error:
-        return Advice(number, fault="pace", error=f"chose a pace that cannot be: {error}")
-    return Advice(number, name, why[:MAX_TEXT])
+        return Advice(number, fault="pace", error=plain(f"chose a pace that cannot be: {error}"))
+    return Advice(number, name, plain(why))
 
 
 def _name_of(chosen: str | Pace) -> str:
     """The name by which a chosen pace travels. Raises ConfigError when it names none, or another one."""
     name = chosen if isinstance(chosen, str) else chosen.name
+    if len(name) > MAX_NAME:
+        raise ConfigError(f"its name {reprlib.repr(name)} has {len(name):,} characters, at most {MAX_NAME} are allowed")
     pace = parse_pace(name)
     if isinstance(chosen, Pace) and chosen != pace:
         raise ConfigError(f"the Pace differs from what its name {name!r} stands for, make it with parse_pace")
@@ -85,18 +87,29 @@ def _name_of(chosen: str | Pace) -> str:
 
 def told(error: BaseException, file: str) -> str:
     """An exception in a few words, with the last line of the user's file that led to it."""
-    what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    what = type(error).__name__
+    with suppress(Exception):  # a user's own exception may fail to tell of itself
+        what += f": {error}" if str(error) else ""
     path = str(Path(file).resolve())
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
-    text = " ".join(what.split())[:MAX_TEXT]
-    return f"{text} (line {lines[-1]})" if lines else text
+    return f"{plain(what)} (line {lines[-1]})" if lines else plain(what)
+
+
+def plain(text: str) -> str:
+    r"""What a user's code says as one line that can be sent and shown, cut where it is too long.
+
+    >>> plain("red \x1b[31m\nand \ud800")
+    'red \\x1b[31m and \\ud800'
+    """
+    words = " ".join(text[: 2 * MAX_TEXT].split())[:MAX_TEXT]
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in words)
 
 
 def serve(port: SocketPort, file: str, function: str) -> None:
     """Load the policy, say whether that went well, and answer until the coordinator has no more questions."""
     try:
         policy = load(file, function)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - as above
+    except BaseException as error:  # noqa: BLE001 - as above
         port.send(COORDINATOR, Loaded(f"could not be loaded: {told(error, file)}"))
         return
     port.send(COORDINATOR, Loaded() if callable(policy) else Loaded(f"is no function but {reprlib.repr(policy)}"))
