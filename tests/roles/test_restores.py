@@ -37,6 +37,8 @@ def test_what_is_undone_is_leased_again_before_anything_new():
     ledger = desk.coordinator.epochs.leases.ledger
     assert ledger is not None
     assert ledger.lease(0, 4) == positions
+    updates = sum(event["event"] == "update" for event in desk.events)
+    assert (desk.coordinator.summary()["updates"], desk.coordinator.job.version) == (updates, updates + 1)
     assert desk.coordinator.job.kept is None
 
 

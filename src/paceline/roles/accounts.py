@@ -28,7 +28,7 @@ class Accounts:
     """Everything that `summary.json` reports and the progress line shows."""
 
     def __init__(self) -> None:
-        self.samples = self.num_steps = self.pushed_bytes = self.pulled_bytes = self.refused = self.moves = 0
+        self.samples = self.updates = self.num_steps = self.pushed_bytes = self.pulled_bytes = self.refused = self.moves = 0
         self.uncounted = self.decisions = self.restores = 0
         self.ledgers = Ledgers()
         self.tallies: dict[int, Tally] = {}
@@ -79,6 +79,7 @@ class Accounts:
     def folded(self, num_samples: int, stalenesses: list[int], now_s: float, *, pace: str) -> None:
         """An update was made of so many samples, its members so stale, under `pace`."""
         self.samples += num_samples
+        self.updates += 1
         self.paces[pace] = self.paces.get(pace, 0) + num_samples
         self.last_s = now_s
         counts = self.stalenesses
@@ -120,6 +121,7 @@ class Accounts:
         """The books' part of `summary.json`; `wall_s` runs from the first lease to the last fold."""
         return {
             "samples": self.samples,
+            "updates": self.updates,
             "wall_s": 0.0 if self.first_s is None or self.last_s is None else self.last_s - self.first_s,
             "final": self.final(),
             "staleness": self.staleness(),

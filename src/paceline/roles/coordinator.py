@@ -310,7 +310,6 @@ class Coordinator:
             "workers": job.settings.num_workers,
             "servers": job.settings.num_servers,
             "shards": len(job.servers),
-            "updates": job.version,
             "start_s": (job.now_s if books.first_s is None else books.first_s) - job.started_s,
             **books.summary(),
         }

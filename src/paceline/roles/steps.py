@@ -49,6 +49,7 @@ class Steps:
         self.mean_s = 0.0
         self.change: Change | None = None
         self.leads: dict[int, int] = {}
+        self._advised: set[int] = set()
 
     # --- a gradient ---------------------------------------------------------------------------------------
 
@@ -95,7 +96,8 @@ class Steps:
         if worker.not_finite >= NOT_FINITE_IN_A_ROW:
             in_a_row = f"{worker.not_finite} gradients in a row that were not finite"
             job.divergence = f"worker {worker.id} pushed {in_a_row}, the last in step {ready.step}"
-        if worker.stale == REFUSED_TOO_OFTEN:
+        if worker.stale == REFUSED_TOO_OFTEN and worker.id not in self._advised:
+            self._advised.add(worker.id)
             advice = "bound its lead instead, for example with --pace ssp:3"
             job.warn(f"worker {worker.id} was refused {worker.stale} times in a row as too stale; {advice}")
         self.leases.refused(ready.positions, not_finite=reason == "not finite")

@@ -19,11 +19,15 @@ def ledger_text(ledger: Mapping[str, float]) -> str:
     'every sample once'
     >>> ledger_text({"once": 40, "repeated": 0, "skipped": 3, "undone": 0})
     '40 samples once, 3 skipped'
+    >>> ledger_text({"undone": 3})
+    "the loader's samples were not counted, 3 undone"
     """
+    once = ledger.get("once", 0)
     others = [f"{ledger.get(key, 0):,.0f} {key}" for key in ("repeated", "skipped", "undone") if ledger.get(key, 0)]
-    if others:
-        return ", ".join([f"{ledger.get('once', 0):,.0f} samples once", *others])
-    return "every sample once" if ledger.get("once", 0) else "none, the loader's samples were not counted"
+    if once and not others:
+        return "every sample once"
+    told = f"{once:,.0f} samples once" if once or ledger.get("skipped", 0) else "the loader's samples were not counted"
+    return ", ".join([told, *others])
 
 
 def paces_text(paces: Mapping[str, float], moves: float) -> str:
