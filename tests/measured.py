@@ -12,7 +12,7 @@ from paceline.logic.signals import Signals, WorkerSignals
 def workers(times: list[tuple[float, ...]], **fields) -> tuple[WorkerSignals, ...]:
     """A worker for each row of step times."""
     even = {
-        "barrier_s": 0.0,
+        "gate_s": 0.0,
         "exchange_s": 0.0,
         "step_samples": 16.0,
         "share": 1.0 / max(1, len(times)),

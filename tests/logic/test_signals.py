@@ -39,10 +39,10 @@ def in_sync(num_updates: int, *, computes: tuple[float, ...] = (0.1, 0.1, 0.1, 0
     return gauges
 
 
-def test_a_workers_times_are_split_into_compute_barrier_and_exchange():
+def test_a_workers_times_are_split_into_compute_gate_and_exchange():
     worker = read(in_sync(10), version=10).workers[3]
     assert (worker.compute_s, worker.exchange_s) == (pytest.approx(0.4), pytest.approx(0.01))
-    assert worker.barrier_s == pytest.approx(0.02)
+    assert worker.gate_s == pytest.approx(0.02)
     assert (worker.num_steps, worker.step_samples, len(worker.steps_s)) == (10, 8.0, 10 - SETTLING_STEPS)
 
 

@@ -26,7 +26,7 @@ class _Steps:
 
     def __init__(self) -> None:
         self.compute_s: deque[float] = deque(maxlen=WINDOW_STEPS)
-        self.barrier_s: deque[float] = deque(maxlen=WINDOW_STEPS)
+        self.gate_s: deque[float] = deque(maxlen=WINDOW_STEPS)
         self.exchange_s: deque[float] = deque(maxlen=WINDOW_STEPS)
         self.samples: deque[int] = deque(maxlen=WINDOW_STEPS)
         self.num_steps = 0
@@ -50,7 +50,7 @@ class Gauges:
     >>> for _ in range(4):
     ...     gauges.stepped(0, compute_s=0.1, wait_s=0.03, exchange_s=0.01, samples=8, now_s=1.0)
     >>> worker = gauges.read("sync", 4, num_at_start=1, now_s=1.1).workers[0]
-    >>> round(worker.compute_s, 3), round(worker.barrier_s, 3), worker.num_steps
+    >>> round(worker.compute_s, 3), round(worker.gate_s, 3), worker.num_steps
     (0.1, 0.02, 4)
     """
 
@@ -89,7 +89,7 @@ class Gauges:
         steps.num_steps += 1
         if steps.num_steps > SETTLING_STEPS:
             steps.compute_s.append(compute_s)
-            steps.barrier_s.append(max(0.0, wait_s - exchange_s))
+            steps.gate_s.append(max(0.0, wait_s - exchange_s))
             steps.exchange_s.append(exchange_s)
             steps.samples.append(samples)
 
@@ -238,7 +238,7 @@ class Gauges:
         return WorkerSignals(
             id=number,
             compute_s=mean(steps.compute_s),
-            barrier_s=mean(steps.barrier_s),
+            gate_s=mean(steps.gate_s),
             exchange_s=mean(steps.exchange_s),
             step_samples=mean(steps.samples),
             share=share,

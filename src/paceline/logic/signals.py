@@ -11,7 +11,7 @@ import msgspec
 class WorkerSignals(msgspec.Struct, frozen=True):
     """One live worker. Times are seconds a step, means over its last WINDOW_STEPS steps.
 
-    `steps_s` are its latest compute times, oldest first. `barrier_s` is waited until it may go on, `exchange_s` for the
+    `steps_s` are its latest compute times, oldest first. `gate_s` is waited at the gate until it may go on, `exchange_s` for the
     apply and the parameters after that. `step_samples` is the mean number of samples of a step, `share` its part of a
     cut batch (1/N when even), `lead` its answered steps ahead of the slowest. `num_steps` are all that were measured.
     `since_s` is how long ago its last gradient came, `max_lead` the bound of its own that it was given last.
@@ -19,7 +19,7 @@ class WorkerSignals(msgspec.Struct, frozen=True):
 
     id: int
     compute_s: float
-    barrier_s: float
+    gate_s: float
     exchange_s: float
     step_samples: float
     share: float
