@@ -109,6 +109,16 @@ def test_a_loaded_state_is_a_version_and_no_update(tmp_path: Path) -> None:
     assert "updates\n2\n" in read_page(write_report(tmp_path)).text
 
 
+@pytest.mark.parametrize("members", [5, [1, {"worker": [2], "staleness": "x"}], {"worker": 0}])
+def test_members_of_another_shape_are_no_failure(tmp_path: Path, members: object) -> None:
+    record = RunRecord(tmp_path, 0.0)
+    record.note({"event": "update", "version": 1, "samples": 32, "pace": "sync", "members": members}, 1.0)
+    record.decide({"event": "decision", "moved": True, "next": "async", "samples": 32, "candidates": members}, 1.0)
+    record.note({"event": "pace", "from": "sync", "to": "async", "samples": 32, "why": "so"}, 1.0)
+    record.close({"exit": 0})
+    assert "updates\n1\n" in read_page(write_report(tmp_path)).text
+
+
 def test_who_never_left_was_there_until_the_end(tmp_path: Path) -> None:
     page = read_page(write_report(write_run(tmp_path / "ended")))
     assert page.text.count("at the end of the run") == 4

@@ -11,11 +11,13 @@ import msgspec
 import pytest
 
 from paceline.cli import main
+from paceline.dash.report import write_report
+from paceline.errors import ConfigError
 from paceline.logic.policies.goodput import Goodput
 from paceline.logic.policies.policy import Decision
 from paceline.logic.sentence import numbers_in, written
 from paceline.logic.signals import Signals, WorkerSignals
-from paceline.trace.record import DECISIONS, RunRecord
+from paceline.trace.record import DECISIONS, EVENTS, METRICS, SUMMARY, RunRecord
 from paceline.trace.why import story_of
 from randomworlds import play
 
@@ -189,6 +191,8 @@ def test_a_directory_that_is_no_run_or_had_no_policy_is_refused(tmp_path: Path, 
     assert told(capsys, code=2).startswith("paceline: why needs the directory of a run, as in paceline why ")
     assert told(capsys, tmp_path / "none", code=2).startswith(f"paceline: {tmp_path / 'none'} is not the directory of a run: it does not")
     assert told(capsys, tmp_path, code=2).startswith(f"paceline: {tmp_path} is not the directory of a run: it holds none of")
+    (tmp_path / "file").touch()
+    assert told(capsys, tmp_path / "file", code=2) == f"paceline: {tmp_path / 'file'} is not the directory of a run: it is no directory\n"
     run = write(tmp_path / "run", [])
     for more in ((), ("--at", "3")):
         assert told(capsys, run, *more, code=2).startswith(f"paceline: {run} has no decisions: its pace was not a policy's")
@@ -200,6 +204,32 @@ def test_a_damaged_line_is_named(damage: bytes, tmp_path: Path, capsys: pytest.C
     whole = file.read_bytes().splitlines()
     file.write_bytes(b"\n".join([*whole[:2], damage, *whole[2:]]) + b"\n")
     assert told(capsys, tmp_path / "run", code=2).startswith(f"paceline: {file}, line 3, is damaged: ")
+
+
+@pytest.mark.parametrize("strange", [b'{"event":[1]}', b'{"event":{"decision":1}}', b"{}"])
+def test_a_line_of_no_known_kind_is_passed_over(strange: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write(tmp_path / "run", rows()) / DECISIONS
+    before = told(capsys, tmp_path / "run")
+    file.write_bytes(strange + b"\n" + file.read_bytes())
+    assert told(capsys, tmp_path / "run") == before
+
+
+@pytest.mark.parametrize("workers", [5, [1, 2], [{"a": 1}, {"b": [1]}], None])
+def test_signals_of_another_shape_are_shown_as_far_as_they_go(workers: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row = rows()[0] | {"signals": {"workers": workers, "version": 7}}
+    assert "version" in told(capsys, write(tmp_path / "run", [row]), "--at", "1280")
+
+
+@pytest.mark.parametrize("name", [DECISIONS, EVENTS, SUMMARY])
+def test_what_cannot_be_read_is_named(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write(tmp_path / "run", rows())
+    (run / name).unlink(missing_ok=True)
+    (run / name).mkdir()
+    (run / METRICS).touch()
+    code = 0 if name == EVENTS else 2
+    assert told(capsys, run, "--at", "30080", code=code)
+    with pytest.raises(ConfigError, match=f"{name} cannot be read: Is a directory"):
+        write_report(run)
 
 
 def test_a_torn_last_line_is_what_a_crash_leaves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,11 +6,11 @@ The events say which moves were made; this says what each was expected to bring 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from statistics import median
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
-from paceline.dash.history import Move, Row, number, words
+from paceline.dash.history import Move, Row, number, records, words
 
 _MOST_KEPT = 5000
 
@@ -100,5 +100,5 @@ class Decisions:
 
 
 def _weighed(row: Row) -> tuple[Weighed, ...]:
-    rows = cast("Sequence[Row]", row.get("candidates") or ())
-    return tuple(Weighed(words(one, "pace"), number(one, "samples_per_s"), number(one, "efficiency")) for one in rows)
+    told = records(row, "candidates")
+    return tuple(Weighed(words(one, "pace"), number(one, "samples_per_s"), number(one, "efficiency")) for one in told)

@@ -76,6 +76,12 @@ def inner(row: Row, key: str) -> dict[str, object]:
     return cast("dict[str, object]", value) if isinstance(value, dict) else {}
 
 
+def records(row: Row, key: str) -> list[Row]:
+    """The records of a list in a record; what is none is left out."""
+    value = row.get(key)
+    return [one for one in cast("list[Row]", value) if isinstance(one, dict)] if isinstance(value, list) else []
+
+
 class History:
     """What `take` was given; every time is `t_s` as written, `origin_s` is the first lease's."""
 
@@ -129,7 +135,7 @@ class History:
         self.times.append(at_s)
         self.clock.append(number(event, "samples"))
         self.first_pace = self.first_pace or words(event, "pace")
-        for member in cast("list[Row]", event.get("members") or ()):
+        for member in records(event, "members"):
             self.stalenesses[int(number(member, "staleness"))] += 1
             self.folded[int(number(member, "worker"))] += 1
 

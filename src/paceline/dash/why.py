@@ -78,7 +78,8 @@ def _weighed(one: Decided) -> list[tuple[str, ...]]:
 def _signals(console: Console, signals: Mapping[str, Any]) -> None:
     plain = [(name, _shown(value)) for name, value in signals.items() if not isinstance(value, list | dict)]
     _table(console, "what was measured", ("signal", "value"), plain)
-    workers = [worker for worker in signals.get("workers") or () if isinstance(worker, dict)]
+    listed = signals.get("workers")
+    workers = [worker for worker in listed if isinstance(worker, dict)] if isinstance(listed, list) else []
     names = [name for name, value in workers[0].items() if not isinstance(value, list)] if workers else []
     rows = [tuple(_shown(worker.get(name)) for name in names) for worker in workers[:MOST_WORKERS]]
     more = f", the first {MOST_WORKERS} of {len(workers):,}" if len(workers) > MOST_WORKERS else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from math import isfinite
 
+LEAST = 1e-12
 NUMBER = re.compile(r"-?\d+(?:,\d{3})*(?:\.\d+)?")
 
 
@@ -27,13 +28,13 @@ def said(text: str) -> dict[str, float]:
 
 
 def written(value: float) -> str:
-    """Three digits of a number as a person writes them, never with an exponent.
+    """Three digits of a number as a person writes them, never with an exponent; what is below 1e-12 is 0.
 
-    >>> [written(value) for value in (1239.6, 123.4, 1.2345, 0.00012345, 0.0, -2.5)]
-    ['1,240', '123', '1.23', '0.000123', '0', '-2.5']
+    >>> [written(value) for value in (1239.6, 123.4, 1.2345, 0.00012345, 0.0, -2.5, 1e-300)]
+    ['1,240', '123', '1.23', '0.000123', '0', '-2.5', '0']
     """
-    if value == 0.0 or not isfinite(value):
-        return f"{value:g}"
+    if abs(value) < LEAST or not isfinite(value):
+        return "0" if isfinite(value) else f"{value:g}"
     if abs(value) >= 100.0:
         return f"{value:,.0f}"
     decimals = 2 - (len(str(int(abs(value)))) - 1) if abs(value) >= 1.0 else -int(f"{abs(value):.2e}".partition("e")[2]) + 2

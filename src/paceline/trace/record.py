@@ -191,6 +191,10 @@ def _unwritten(path: Path, error: OSError) -> WriteError:
     return WriteError(f"{path} could not be written: {error.strerror or error}")
 
 
+def _unread(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"{path} cannot be read: {error.strerror or error}")
+
+
 def each_event(run_dir: Path) -> Iterator[dict[str, object]]:
     """The events of a run one by one, in order. Raises ConfigError when `run_dir` is no run or a line is damaged."""
     _check_run(run_dir)
@@ -231,6 +235,8 @@ def read_summary(run_dir: Path) -> dict[str, object]:
         data = (run_dir / SUMMARY).read_bytes()
     except FileNotFoundError:
         return {}
+    except OSError as error:
+        raise _unread(run_dir / SUMMARY, error) from None
     try:
         return msgspec.json.decode(data, type=dict[str, object])
     except msgspec.DecodeError as error:
@@ -239,7 +245,8 @@ def read_summary(run_dir: Path) -> dict[str, object]:
 
 def _check_run(run_dir: Path) -> None:
     if not any(os.path.isfile(run_dir / name) for name in (EVENTS, METRICS, SUMMARY)):
-        state = "holds none of " + ", ".join((EVENTS, METRICS, SUMMARY)) if os.path.isdir(run_dir) else "does not exist"
+        state = "is no directory" if os.path.exists(run_dir) else "does not exist"
+        state = "holds none of " + ", ".join((EVENTS, METRICS, SUMMARY)) if os.path.isdir(run_dir) else state
         raise ConfigError(f"{run_dir} is not the directory of a run: it {state}")
 
 
@@ -249,6 +256,8 @@ def _rows(path: Path) -> Iterator[dict[str, object]]:
         file = path.open("rb")
     except FileNotFoundError:
         return
+    except OSError as error:
+        raise _unread(path, error) from None
     with file:
         for number, line in enumerate(file, start=1):
             try:

@@ -95,7 +95,7 @@ class Story(NamedTuple):
     num_shares: int
 
 
-_KINDS: dict[object, type[Decided | Outcome | Restored]] = {"decision": Decided, "outcome": Outcome, "restore": Restored}
+_KINDS: dict[str, type[Decided | Outcome | Restored]] = {"decision": Decided, "outcome": Outcome, "restore": Restored}
 
 
 def read_decisions(run_dir: Path) -> Iterator[Decided | Outcome | Restored]:
@@ -105,7 +105,8 @@ def read_decisions(run_dir: Path) -> Iterator[Decided | Outcome | Restored]:
     """
     number = 0
     for number, row in enumerate(each_decision(run_dir), start=1):
-        kind = _KINDS.get(row.get("event"))
+        event = row.get("event")
+        kind = _KINDS.get(event) if isinstance(event, str) else None
         if kind is not None:
             try:
                 yield msgspec.convert(row, kind)
