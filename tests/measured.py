@@ -15,7 +15,7 @@ def workers(times: list[tuple[float, ...]], **fields) -> tuple[WorkerSignals, ..
         "gate_s": 0.0,
         "exchange_s": 0.0,
         "step_samples": 16.0,
-        "share": 1.0 / max(1, len(times)),
+        "part": 1.0 / max(1, len(times)),
         "lead": 0,
         "num_steps": 100,
     } | fields

@@ -252,7 +252,7 @@ def balanced(speeds: list[float], rounds: int, noise: float = 0.0, seed: int = 0
     for _ in range(rounds):
         times = [(64 * shares[number] / speed * draw.lognormvariate(0.0, noise),) * 32 for number, speed in enumerate(speeds)]
         rows = tuple(
-            msgspec.structs.replace(worker, share=shares[worker.id], step_samples=64 * shares[worker.id]) for worker in workers(times)
+            msgspec.structs.replace(worker, part=shares[worker.id], step_samples=64 * shares[worker.id]) for worker in workers(times)
         )
         shares |= dict(balance.parts(signals(times=times, workers=rows)))
         made.append(dict(shares))

@@ -125,10 +125,10 @@ def test_staleness_is_told_by_its_quantiles():
 
 
 def test_leads_bounds_and_shares_are_passed_on():
-    seen = read(in_sync(3), leads={1: 2}, max_leads={1: 5}, shares={0: 0.4}, now_s=2.0, lost=1)
+    seen = read(in_sync(3), leads={1: 2}, max_leads={1: 5}, parts={0: 0.4}, now_s=2.0, lost=1)
     assert [worker.lead for worker in seen.workers] == [0, 2, 0, 0]
     assert [worker.max_lead for worker in seen.workers] == [None, 5, None, None]
-    assert [worker.share for worker in seen.workers] == [0.4, 0.25, 0.25, 0.25]
+    assert [worker.part for worker in seen.workers] == [0.4, 0.25, 0.25, 0.25]
     assert seen.workers[0].since_s == pytest.approx(0.5)
     assert seen.lost == 1
 

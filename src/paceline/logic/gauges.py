@@ -184,15 +184,15 @@ class Gauges:
         now_s: float,
         leads: Mapping[int, int] | None = None,
         max_leads: Mapping[int, int] | None = None,
-        shares: Mapping[int, float] | None = None,
+        parts: Mapping[int, float] | None = None,
         scales_gradients: bool = False,
         lost: int = 0,
     ) -> Signals:
-        """The signals now; `leads`, own bounds of them and `shares` are by worker: 0, none and even where they say nothing."""
-        leads, max_leads, shares = leads or {}, max_leads or {}, shares or {}
+        """The signals now; `leads`, own bounds of them and `parts` of a batch are by worker: 0, none and even where they say nothing."""
+        leads, max_leads, parts = leads or {}, max_leads or {}, parts or {}
         even = 1.0 / self.num_workers
         workers = tuple(
-            self._worker(number, now_s, lead=leads.get(number, 0), max_lead=max_leads.get(number), share=shares.get(number, even))
+            self._worker(number, now_s, lead=leads.get(number, 0), max_lead=max_leads.get(number), part=parts.get(number, even))
             for number in sorted(self._workers)
         )
         times = [worker.compute_s for worker in workers if worker.num_steps > SETTLING_STEPS]
@@ -233,7 +233,7 @@ class Gauges:
             lost=lost,
         )
 
-    def _worker(self, number: int, now_s: float, *, lead: int, max_lead: int | None, share: float) -> WorkerSignals:
+    def _worker(self, number: int, now_s: float, *, lead: int, max_lead: int | None, part: float) -> WorkerSignals:
         steps = self._workers[number]
         return WorkerSignals(
             id=number,
@@ -241,7 +241,7 @@ class Gauges:
             gate_s=mean(steps.gate_s),
             exchange_s=mean(steps.exchange_s),
             step_samples=mean(steps.samples),
-            share=share,
+            part=part,
             lead=lead,
             num_steps=steps.num_steps,
             steps_s=tuple(steps.compute_s),

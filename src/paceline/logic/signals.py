@@ -12,7 +12,7 @@ class WorkerSignals(msgspec.Struct, frozen=True):
     """One live worker. Times are seconds a step, means over its last WINDOW_STEPS steps.
 
     `steps_s` are its latest compute times, oldest first. `gate_s` is waited at the gate until it may go on, `exchange_s` for the
-    apply and the parameters after that. `step_samples` is the mean number of samples of a step, `share` its part of a
+    apply and the parameters after that. `step_samples` is the mean number of samples of a step, `part` that of a
     cut batch (1/N when even), `lead` its answered steps ahead of the slowest. `num_steps` are all that were measured.
     `since_s` is how long ago its last gradient came, `max_lead` the bound of its own that it was given last.
     """
@@ -22,7 +22,7 @@ class WorkerSignals(msgspec.Struct, frozen=True):
     gate_s: float
     exchange_s: float
     step_samples: float
-    share: float
+    part: float
     lead: int
     num_steps: int
     steps_s: tuple[float, ...] = ()

@@ -152,7 +152,7 @@ class Moves:
             now_s=job.now_s,
             leads={number: job.progress.lead(number) for number in job.members.workers},
             max_leads=self.steps.leads,
-            shares=self.parts,
+            parts=self.parts,
             scales_gradients=job.model.scales_gradients,
             lost=len(job.accounts.lost),
         )

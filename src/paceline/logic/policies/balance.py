@@ -21,7 +21,7 @@ class Balance:
         workers = signals.workers
         if not workers or not all(worker.compute_s > 0.0 and worker.step_samples > 0.0 for worker in workers):
             return ()
-        now = {worker.id: worker.share for worker in workers}
+        now = {worker.id: worker.part for worker in workers}
         seconds_per_sample = {worker.id: worker.compute_s / worker.step_samples for worker in workers}
         made, self._step = next_parts(seconds_per_sample, now, self._step, self._before)
         if made == now:

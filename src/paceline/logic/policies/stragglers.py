@@ -57,7 +57,7 @@ class Stragglers:
 
     def _are_followed(self, signals: Signals) -> bool:
         """Whether the shares in force are what was asked last: not every run cuts its batches."""
-        return all(abs(self._asked.get(worker.id, worker.share) - worker.share) < 0.01 * worker.share for worker in signals.workers)
+        return all(abs(self._asked.get(worker.id, worker.part) - worker.part) < 0.01 * worker.part for worker in signals.workers)
 
     def _rung(
         self, sentence: Sentence, signals: Signals, history: Sequence[Move], times: tuple[list[float], list[float], bool]
