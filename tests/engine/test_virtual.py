@@ -249,19 +249,23 @@ def test_a_loader_with_processes_fetches_in_the_workers_thread(tmp_path: Path) -
 # --- without gradients ----------------------------------------------------------------------------------------
 
 
-def test_timing_needs_no_gradients_and_has_the_same_times(tmp_path: Path) -> None:
-    """Of a run whose order does not depend on what the gradients are."""
-    runs = [
-        play(tmp_path / name, script(epochs=3), UNEVEN, pace=pace, gradients=gradients)
-        for pace in ("sync", "ssp:1")
-        for name, gradients in ((f"with {pace}", True), (f"without {pace}", False))
-    ]
-    assert all(run.code == 0 for run in runs)
-    for whole, timed in ((runs[0], runs[1]), (runs[2], runs[3])):
-        assert not (timed.out / "final.safetensors").exists()
-        ours, theirs = ([(event["t_s"], event["members"]) for event in run.of("update")] for run in (whole, timed))
-        assert [members for _, members in ours] == [members for _, members in theirs]
-        assert [t_s for t_s, _ in ours] == pytest.approx([t_s for t_s, _ in theirs])
+@pytest.mark.parametrize(
+    ("pace", "settings"),
+    [("sync", {}), ("ssp:1", {}), ("async", {"slow": "1=3@0.3-0.8"}), ("kasync:2", {"leases": "static"}), ("sync", {"batch": "global"}), ("async", {"shares": "speed"})],
+)
+@pytest.mark.parametrize("is_recorded", [False, True])
+def test_timing_needs_no_gradients_and_has_the_same_times(pace: str, settings: dict[str, str], is_recorded: bool, tmp_path: Path) -> None:
+    """To the microsecond of the record, as long as what a pace decides does not depend on what gradients are."""
+    (tmp_path / "times").write_text("0.004 0.006 0.002 0.005 0.003")
+    told = settings | ({"compute": f"recorded:{tmp_path / 'times'}"} if is_recorded else {})
+    whole, timed = (
+        play(tmp_path / str(gradients), script(epochs=3), UNEVEN, pace=pace, gradients=gradients, **told) for gradients in (True, False)
+    )
+    assert (whole.code, timed.code) == (0, 0)
+    assert not (timed.out / "final.safetensors").exists()
+    ours, theirs = ([(event["t_s"], event["members"]) for event in run.of("update")] for run in (whole, timed))
+    assert [members for _, members in ours] == [members for _, members in theirs]
+    assert [t_s for t_s, _ in ours] == pytest.approx([t_s for t_s, _ in theirs], abs=2e-6)
 
 
 def test_timing_refuses_what_it_cannot_tell(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from paceline.engine.virtual.trainee import workload
-from virtually import IDEAL, timed
+from virtually import IDEAL, play, timed
 
 LEARNERS = 30
 WARM_UP = 3
@@ -86,3 +87,44 @@ def test_kbatchasync_takes_the_time_of_k_arrivals(k: int) -> None:
 @pytest.mark.parametrize(("k", "time_s"), [(1, 0.403), (2, 0.635), (4, 1.03), (8, 2.72)])
 def test_a_step_that_cannot_be_interrupted_makes_ksync_slower(k: int, time_s: float) -> None:
     assert time_per_update("ksync", k, "at step end") == pytest.approx(time_s, rel=0.04)
+
+
+DIGITS = """
+import torch, paceline
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+pixels, digits = load_digits(return_X_y=True)
+x, x_test, y, y_test = train_test_split(torch.tensor(pixels / 16, dtype=torch.float32), torch.tensor(digits), random_state=0)
+model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+loader = DataLoader(TensorDataset(x, y), 4, shuffle=True)
+run = paceline.init()
+model, optimizer, loader = run.prepare(model, optimizer, loader)
+for epoch in run.epochs(60):
+    for images, labels in loader:
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+run.pull()
+if run.is_first:
+    run.log(error=(model(x_test).argmax(1) != y_test).float().mean())
+"""
+
+
+def error_on_digits(pace: str, folder: Path) -> float:
+    cluster = IDEAL + '[[workers]]\ncompute = 1.0\nfactor = "normal"\nspread = 0.05'
+    return play(folder, DIGITS, cluster, pace=pace, workers=LEARNERS, leases="exact").summary["final"]["error"]
+
+
+# The same paper, fig. 3: without a smaller learning rate staleness ruins the training, with eta0 / n it costs nothing.
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_learning_rate_divided_by_the_staleness_saves_softsync(tmp_path: Path) -> None:
+    sync = error_on_digits("sync", tmp_path / "sync")
+    assert sync < 0.04
+    assert error_on_digits("softsync:30,weighting=none,lr_rule=none", tmp_path / "unmodified") > 0.5
+    for n in (1, 2, 15, 30):
+        assert error_on_digits(f"softsync:{n},weighting=none,lr_rule=linear", tmp_path / str(n)) == pytest.approx(sync, abs=0.01)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from paceline.config import read_recorded
 from paceline.engine.virtual.cluster import EVEN, Cluster, Seconds, check_cluster
@@ -37,6 +38,12 @@ def ready_made() -> list[str]:
 def loaded_of(name: str | None) -> Loaded:
     """The cluster `name`, or even workers without one."""
     return Loaded(EVEN, {}, {}) if name is None else read_cluster(name)
+
+
+def at_recorded_times(loaded: Loaded, file: str) -> Loaded:
+    """The same cluster where steps take the times of `file`, as with `--compute recorded:FILE`. Raises ConfigError."""
+    groups = tuple(replace(group, profile=file, times=1.0, factor="constant", slow=()) for group in loaded.cluster.workers)
+    return loaded._replace(cluster=replace(loaded.cluster, workers=groups), times_s={**loaded.times_s, file: tuple(read_recorded(file))})
 
 
 def read_cluster(name: str) -> Loaded:

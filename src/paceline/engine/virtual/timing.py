@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from paceline.engine.virtual.cluster import crew_of
-from paceline.engine.virtual.cluster_file import Loaded
+from paceline.engine.virtual.cluster_file import Loaded, at_recorded_times
 from paceline.engine.virtual.compute import Rhythm, stream
 from paceline.engine.virtual.counting import Counting
 from paceline.engine.virtual.fates import Fates
@@ -47,8 +47,23 @@ def _build(serve: Serve, attachments: tuple[object, ...]) -> Counting:  # noqa: 
     return Counting()
 
 
-def timing_job(settings: JobSettings, loaded: Loaded, work: Workload, *, seed: int, books: Books, slow: tuple[Slow, ...] = ()) -> Job:
-    """A job of trainees, ready to run. Raises ConfigError when the cluster cannot have the settings' workers."""
+def timing_job(
+    settings: JobSettings,
+    loaded: Loaded,
+    work: Workload,
+    *,
+    seed: int,
+    books: Books,
+    slow: tuple[Slow, ...] = (),
+    recorded: str | None = None,
+) -> Job:
+    """A job of trainees, ready to run; `slow` and `recorded` are of `--slow` and `--compute recorded:FILE`.
+
+    Raises ConfigError when the cluster cannot have the settings' workers, or the file cannot be read.
+    """
+    loaded = loaded if recorded is None else at_recorded_times(loaded, recorded)
+    # a recorded time is for an even part of a batch
+    even_samples = 0.0 if recorded is None else work.cut / settings.num_workers
     timeline, cluster = Timeline(), loaded.cluster
     crew = crew_of(cluster, settings.num_workers)
     job = Job(settings, timeline, Network(timeline, cluster, crew, settings.num_servers), build=_build, books=books)
@@ -57,7 +72,9 @@ def timing_job(settings: JobSettings, loaded: Loaded, work: Workload, *, seed: i
         group = crew[worker]
         rhythm = Rhythm(group, worker, stream(seed, worker, incarnation), loaded.times_s)
         mine = tuple(one for one in slow if one.worker == worker)
-        return Trainee(job, worker, incarnation, rhythm, work=work, slow=mine, is_cut_short=group.cancel == "at once")
+        trainee = Trainee(job, worker, incarnation, rhythm, work=work, slow=mine, is_cut_short=group.cancel == "at once")
+        trainee.even_samples = even_samples
+        return trainee
 
     Fates(job, crew, cluster.kill, seed, make)
     return job

@@ -56,7 +56,10 @@ Course = Generator[Send | Receive | Work, Delivery | None, None]
 
 
 class Trainee(Member):
-    """A worker without a script. `slow` are the `--slow` of this worker."""
+    """A worker without a script. `slow` are the `--slow` of this worker.
+
+    With `even_samples` a step takes its group's time times its part of so many samples.
+    """
 
     def __init__(
         self, job: Job, worker: int, incarnation: int, rhythm: Rhythm, *, work: Workload, slow: tuple[Slow, ...], is_cut_short: bool
@@ -66,6 +69,7 @@ class Trainee(Member):
         self._role = WorkerRole(worker, incarnation, len(job.servers))
         self._inbox: deque[Delivery] = deque()
         self._is_receiving = False
+        self._waited_s = self.even_samples = 0.0
         self._course: Course = self._train()  # type: ignore[assignment]
 
     def begin(self) -> None:
@@ -98,7 +102,7 @@ class Trainee(Member):
                 if kind is Send:
                     post(self, wish.to, wish.message)  # type: ignore[union-attr]
                 elif kind is Work:
-                    self.compute(wish.samples, self._computed_all, factor=self._handicap())  # type: ignore[union-attr]
+                    self.compute(wish.samples, self._computed_all, factor=self._factor(wish.samples))  # type: ignore[union-attr]
                     return
                 elif self._inbox:
                     delivery = self._inbox.popleft()
@@ -111,11 +115,12 @@ class Trainee(Member):
     def _computed_all(self) -> None:
         self._go_on(None)
 
-    def _handicap(self) -> float:
+    def _factor(self, samples: int) -> float:
+        part = samples / self.even_samples if self.even_samples else 1.0
         if not self._slow:
-            return 1.0
+            return part
         share = self._role.clock / self._work.planned_updates
-        return next((slow.factor for slow in self._slow if slow.start <= share <= slow.stop), 1.0)
+        return part * next((slow.factor for slow in self._slow if slow.start <= share <= slow.stop), 1.0)
 
     # --- as a session would -------------------------------------------------------------------------------
 
@@ -161,5 +166,3 @@ class Trainee(Member):
         done_s = timeline.now_s
         yield from role.step(Gradient(samples, 1.0, compute_s=compute_s, wait_s=wait_s, pulled_bytes=self.job.model_bytes))
         self._waited_s = timeline.now_s - done_s
-
-    _waited_s = 0.0

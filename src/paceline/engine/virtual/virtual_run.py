@@ -128,7 +128,8 @@ class VirtualRun:
         if isinstance(work, End):
             return work
         books, settings = RecordBooks(record, self._screen, self._run_dir), self._resolved.settings
-        job = timing_job(self._settings(), self._loaded, work, seed=settings.seed, books=books, slow=settings.slow)
+        seed, slow, recorded = settings.seed, settings.slow, settings.compute
+        job = timing_job(self._settings(), self._loaded, work, seed=seed, books=books, slow=slow, recorded=recorded)
         try:
             return job.run(partial(self._look, books, job))
         finally:
