@@ -201,7 +201,7 @@ class Moves:
     def _made(self, pace: Pace, why: str, signals: Signals, *, predicted: float | None = None, kind: str = "policy") -> None:
         before, share = self.job.pace.name, signals.share
         self._paces[before] = self.job.pace
-        at = "" if share is None else f" at {share:.0%} of the work"
+        at = "" if share is None else f" at {100.0 * share:.0f} % of the work"
         self.job.warn(f"pace {before} -> {pace.name}{at}: {why}")
         self.history.append(Move(signals.version, signals.samples, share, before, pace.name, why, signals.loss, kind, predicted))
 
