@@ -123,7 +123,7 @@ def worth(name: str, *, scales_gradients: bool = True, noise_scale: float | None
     seen = signals(times=times, scales_gradients=scales_gradients, noise_scale=noise_scale, relative_change=change, **more)
     crew, sync, pace = Crew(seen), parse_pace("sync"), parse_pace(name)
     predicted = crew.predict(sync)
-    return Scale(seen, predicted, None).worth(pace, crew.predict(pace), now=(sync, predicted)).efficiency
+    return Scale(seen, predicted, None).worth(pace, crew.predict(pace), now=(sync, predicted))
 
 
 @pytest.mark.parametrize(

@@ -211,12 +211,12 @@ class Moves:
             return False
         judgement = safety.judge(signals, self.history[-1])
         if judgement.goes_back:
-            self.restore(judgement.why, signals, judgement.inputs)
+            self._go_back(judgement.why, signals, judgement.inputs)
         elif judgement.is_over:
             self.job.kept = None
         return judgement.goes_back
 
-    def restore(self, why: str, signals: Signals, inputs: dict[str, float]) -> None:
+    def _go_back(self, why: str, signals: Signals, inputs: dict[str, float]) -> None:
         """Take the last move back: the state that was kept, and the pace before it."""
         before = self._paces[self.history[-1].before]
         place = {"samples": signals.samples, "share": signals.share, "version": signals.version}
@@ -237,7 +237,7 @@ class Moves:
             return
         for worker in job.members.workers.values():
             worker.not_finite = 0
-        self.restore(sentence, self._read(job.gauges), said(sentence))
+        self._go_back(sentence, self._read(job.gauges), said(sentence))
 
     def _set_leads(self, decision: Decision) -> None:
         for number, lead in decision.leads:

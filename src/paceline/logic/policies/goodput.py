@@ -97,7 +97,7 @@ class Goodput:
         judge = Scale(signals, predictions[0], self.lr_rule)
         weighed: list[Candidate] = []
         for pace, predicted in zip(paces, predictions, strict=True):
-            rate, worth = scale * predicted.samples_per_s, judge.worth(pace, predicted, now=now).efficiency
+            rate, worth = scale * predicted.samples_per_s, judge.worth(pace, predicted, now=now)
             weighed.append(Candidate(pace.name, rate, worth, rate * worth, predicted.staleness))
         return tuple(weighed)
 

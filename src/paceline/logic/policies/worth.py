@@ -10,7 +10,6 @@ a rate that was too small for sync would bring, are not believed.
 from __future__ import annotations
 
 from math import sqrt
-from typing import NamedTuple
 
 from paceline.logic.policies.rates import Predicted
 from paceline.logic.signals import Signals
@@ -21,13 +20,6 @@ DRIFT_TOLERATED = 0.1
 """Of the parameters' length: a gradient read from so far away counts half. On scikit-learn's digits (MLP 64-64-10, momentum 0.9,
 staleness 29, three seeds) runs whose drift peaked at 0.20 to 0.29 ended as well as sync did, those at 0.31 to 0.41 were hurt and
 those above were lost; this is a third of where harm began."""
-
-
-class Worth(NamedTuple):
-    """`efficiency` against sync; `drift` is how far, of their length, parameters move between a read and the apply."""
-
-    efficiency: float
-    drift: float
 
 
 def step_efficiency(factor: float, batches: float, noise: float) -> float:
@@ -59,10 +51,13 @@ class Scale:
         self.signals, self.sync = signals, sync
         self.lr_rule: LrRule | None = lr_rule
 
-    def worth(self, pace: Pace, predicted: Predicted, *, now: tuple[Pace, Predicted]) -> Worth:
-        """The worth of a sample under `pace`; `now` is the pace in force, under which an update's change was measured."""
+    def worth(self, pace: Pace, predicted: Predicted, *, now: tuple[Pace, Predicted]) -> float:
+        """The worth of a sample under `pace`; `now` is the pace in force, under which an update's change was measured.
+
+        The drift is how far, of their length, parameters move between a read and the apply.
+        """
         if predicted.samples_per_update <= 0.0 or self.sync.samples_per_update <= 0.0:
-            return Worth(0.0, 0.0)
+            return 0.0
         factor, noise = self._step(pace, predicted)
         length = factor * sqrt(noise)
         factor_now, noise_now = self._step(*now)
@@ -70,7 +65,7 @@ class Scale:
         change = self.signals.relative_change or 0.0
         drift = predicted.staleness * change * length / length_now if length_now > 0.0 else 0.0
         fresh = 1.0 / (1.0 + (drift / DRIFT_TOLERATED) ** 2)
-        return Worth(fresh * step_efficiency(factor, self.sync.samples_per_update / predicted.samples_per_update, noise), drift)
+        return fresh * step_efficiency(factor, self.sync.samples_per_update / predicted.samples_per_update, noise)
 
     def _step(self, pace: Pace, predicted: Predicted) -> tuple[float, float]:
         """The f and r of a pace. An optimizer that divides by its gradient's length does so by a small batch's noise too: f/sqrt(r)."""
