@@ -9,8 +9,9 @@ import pytest
 from desk import Desk
 from ends import check_end, check_samples
 from laws import Referee
+from paceline.hybrid import parse_mode
 from paceline.logic.ledger import Ledger
-from paceline.messages import Grant, LeaseRequest
+from paceline.messages import Begin, Enter, Grant, LeaseRequest
 from paceline.pace import parse_pace
 from paceline.roles.effects import JobSettings, Send
 from paceline.settings import Shares
@@ -145,3 +146,29 @@ def test_one_that_is_gone_has_no_part_any_more():
     desk.coordinator.moves.parts = {0: 0.5, 1: 0.3, 2: 0.2}
     desk.lose(1)
     assert desk.coordinator.status().shares == ((0, 0.5), (2, 0.2))
+
+
+def test_what_an_epochs_first_leases_wait_for_everybody_is_in_no_rate():
+    desk = Desk("sync", 2, num_batches=20, hybrid=parse_mode("hybrid"))
+    for epoch in (0, 1):
+        for _ in range(10):
+            desk.now_s += 0.1
+            desk.push(0)
+            desk.push(1)
+        if epoch == 0:
+            for worker in (0, 1):
+                desk.tell(worker, LeaseRequest(0, wait=True))
+                desk.at_end(worker)
+            desk.now_s += 3.0
+            desk.tell(0, Enter(1))
+            desk.draw(20, epoch=1)
+            desk.tell(0, LeaseRequest(1, wait=True))
+            desk.now_s += 0.9
+            desk.tell(1, Enter(1))
+            desk.tell(1, LeaseRequest(1, wait=True))
+            for worker in (0, 1):
+                desk.tell(worker, Begin(1))
+    assert desk.coordinator.job.version == 20
+    gauges = desk.coordinator.job.gauges
+    assert gauges is not None
+    assert gauges.read("sync", 20, num_at_start=2, now_s=desk.now_s).samples_per_s == pytest.approx(80.0)

@@ -81,6 +81,8 @@ class Leases:
         if not all_there and self.job.now_s < self.grants_by_s:
             return
         self._granting, self.grants_by_s = True, None
+        if self.job.gauges is not None:
+            self.job.gauges.resumed(self.job.now_s)
         first, self._first = self._first, {}
         self._enter([self.job.members.workers[number] for number in first])
         for number in sorted(first):
