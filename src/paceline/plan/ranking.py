@@ -17,6 +17,10 @@ from paceline.plan.target import Target
 
 LEAST_ERROR = 0.03
 """Of every time: runs of one pace with other seeds differ by about this much."""
+STRETCH_ERROR = 0.2
+"""Of a time that only a pilot tells, growing with the root of how much of it is still to come: measured in small trainings,
+whose stretch seldom stays what it was at first.
+"""
 GUESS_ERROR = 0.5
 """Of a stretch that no two values tell."""
 
@@ -63,7 +67,7 @@ def stretched(points: Sequence[Point], shape: Sequence[Point], target: Target) -
     scatter = sqrt(fmean((one - ratio) ** 2 for one in late)) / ratio if len(late) > 1 else GUESS_ERROR
     reach = points[-1].samples / (ratio * whole.samples)
     own = whole.error / max(1.0, whole.samples)
-    error = min(0.9, max(LEAST_ERROR, hypot(own, scatter * max(1.0, sqrt(1.0 / max(0.01, reach))))))
+    error = min(0.9, hypot(own, max(STRETCH_ERROR, scatter) * max(1.0, sqrt(1.0 / max(0.01, reach)))))
     samples = max(ratio * whole.samples, points[-1].samples)
     return Need(samples, max(points[-1].samples, samples * (1 - error)), samples * (1 + error), is_seen=False)
 
