@@ -156,7 +156,7 @@ class Gauges:
         self._old_change, self._change = self._change.mean, Smoothed(WINDOW_FOLDS)
 
     def resumed(self, now_s: float) -> None:
-        """An epoch begins: since the last update there was nothing to be done, an evaluation perhaps. Rates leave that out."""
+        """Work begins again: since the last update there was nothing to be done, an evaluation perhaps. Rates leave that out."""
         self._rates.resumed(now_s)
 
     @property

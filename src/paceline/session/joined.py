@@ -206,7 +206,8 @@ class Joined(Run):
             return
         me.is_broken = True  # loops that the script has left open are closed after this, when nobody listens
         if self._handicap.num_overrun:
-            say(f"{self._handicap.num_overrun} steps took longer than --compute says, by {self._handicap.overrun_s:.3g} s in all")
+            steps = f"{self._handicap.num_overrun} step{'s' if self._handicap.num_overrun > 1 else ''}"
+            say(f"{steps} took longer than --compute says, by {self._handicap.overrun_s:.3g} s in all")
         if isinstance(self._feed, Steps):
             say(NO_LOADER)
 
