@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -128,3 +129,15 @@ def test_a_learning_rate_divided_by_the_staleness_saves_softsync(tmp_path: Path)
     assert error_on_digits("softsync:30,weighting=none,lr_rule=none", tmp_path / "unmodified") > 0.5
     for n in (1, 2, 15, 30):
         assert error_on_digits(f"softsync:{n},weighting=none,lr_rule=linear", tmp_path / str(n)) == pytest.approx(sync, abs=0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("num_servers", "steps_per_s"), [(1, 5000), (8, 2000)])
+def test_a_thousand_workers_are_timed_at_thousands_of_steps_a_second(num_servers: int, steps_per_s: int) -> None:
+    """Half of what a core of this project's machine makes when it has nothing else to do."""
+    cluster = '[[workers]]\nfactor = "lognormal"\nspread = 0.05'
+    work, start_s = workload(400_000, 100_000, num_workers=1000), time.process_time()
+    outcome = timed("async", work, cluster, num_workers=1000, num_servers=num_servers)
+    assert outcome.end.code == 0
+    assert outcome.summary["updates"] / (time.process_time() - start_s) > steps_per_s  # type: ignore[operator]

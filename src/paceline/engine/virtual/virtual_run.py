@@ -28,7 +28,7 @@ from paceline.engine.virtual.player import Player
 from paceline.engine.virtual.probe import probe
 from paceline.engine.virtual.theatre import Theatre
 from paceline.engine.virtual.timeline import Timeline
-from paceline.engine.virtual.timing import timing_job
+from paceline.engine.virtual.timing import timing_job, uncollected
 from paceline.errors import ExitCode, PacelineError, WriteError
 from paceline.roles.effects import End, JobSettings
 from paceline.trace.record import RunRecord
@@ -131,7 +131,8 @@ class VirtualRun:
         seed, slow, recorded = settings.seed, settings.slow, settings.compute
         job = timing_job(self._settings(), self._loaded, work, seed=seed, books=books, slow=slow, recorded=recorded)
         try:
-            return job.run(partial(self._look, books, job))
+            with uncollected():
+                return job.run(partial(self._look, books, job))
         finally:
             books.close()
             self._summary |= job.coordinator.summary()
