@@ -101,6 +101,12 @@ class Work(RuleBasedStateMachine):
         self.skipped += self.started[worker]
         self.started[worker] = []
 
+    @rule(data=st.data())
+    def unskip(self, data):
+        positions = data.draw(st.lists(st.sampled_from(self.skipped), unique=True)) if self.skipped else []
+        self.ledger.unskip(positions)
+        self.skipped = [position for position in self.skipped if position not in positions]
+
     @rule(victim=worker_ids, count=st.integers(1, 4))
     def recall(self, victim, count):
         taken = self.ledger.recall(victim, count)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from desk import Desk
+from paceline.logic.ledger import Place
 from paceline.messages import Load, Log, Restore
 from paceline.pace import parse_pace
 from paceline.roles.job import Since
@@ -40,6 +41,38 @@ def test_what_is_undone_is_leased_again_before_anything_new():
     updates = sum(event["event"] == "update" for event in desk.events)
     assert (desk.coordinator.summary()["updates"], desk.coordinator.job.version) == (updates, updates + 1)
     assert desk.coordinator.job.kept is None
+
+
+def test_what_was_skipped_for_its_numbers_meanwhile_is_leased_again():
+    desk = moved_away()
+    ledger = desk.coordinator.epochs.leases.ledger
+    assert ledger is not None
+    workers = desk.coordinator.job.members.workers
+    failing: list[int] = []
+    for number in range(18):
+        if not ledger.skipped:
+            failing = list(workers[number % 2].started)
+            desk.push(number % 2, norm=float("nan"))
+    assert ledger.skipped == 4
+    since = desk.coordinator.job.kept
+    assert since is not None
+    folded = list(since.positions)
+    change(desk, "sync", restores=True)
+    assert ledger.skipped == 0
+    assert ledger.lease(0, 5) == [*folded, *failing]
+
+
+def test_failures_of_what_was_taken_back_do_not_count():
+    desk = moved_away()
+    ledger, leases = desk.coordinator.epochs.leases.ledger, desk.coordinator.epochs.leases
+    assert ledger is not None
+    (again,) = desk.coordinator.job.members.workers[0].started
+    for _ in range(2):
+        leases.refused([again], not_finite=True)
+        ledger.places[again] = Place.STARTED
+    change(desk, "sync", restores=True)
+    leases.refused([again], not_finite=True)
+    assert ledger.skipped == 0
 
 
 def test_of_epochs_that_are_over_only_a_sum_is_kept():

@@ -14,7 +14,7 @@ from paceline.logic.stretches import Stretches
 
 
 class Place(Enum):
-    """Where an entry is; SKIPPED is final, FOLDED until it is undone."""
+    """Where an entry is; SKIPPED and FOLDED are final unless they are undone."""
 
     FREE = "free"
     HELD = "held"
@@ -181,6 +181,14 @@ class Ledger:
         for position in positions:
             self._move(position, FOLDED, FREE)
             self.folded -= self.sizes[position]
+            self._unsettled += 1
+        self._return(positions)
+
+    def unskip(self, positions: Sequence[int]) -> None:
+        """Skipped entries go to the front, in their order, to be computed after all."""
+        for position in positions:
+            self._move(position, SKIPPED, FREE)
+            self.skipped -= self.sizes[position]
             self._unsettled += 1
         self._return(positions)
 

@@ -158,7 +158,7 @@ class Epochs:
         undone = since.samples + since.earlier
         self.again += since.samples
         self.job.accounts.undo(undone, booked=0 if self.leases.ledger is None else since.earlier)
-        self.leases.undo(since.positions)
+        self.leases.undo(since.positions, since.skipped)
         return undone
 
     # --- ending -------------------------------------------------------------------------------------------

@@ -15,11 +15,15 @@ from paceline.roles.effects import Effect, End, JobSettings, Note, Send, Warn
 
 
 class Since:
-    """What was folded since the shards kept their state: `positions` and `samples` of `epoch`, of the ones before it `earlier` samples."""
+    """What was folded since the shards kept their state: `positions` and `samples` of `epoch`, of the ones before it `earlier` samples.
+
+    `skipped` are positions of `epoch` that gave no finite gradients since.
+    """
 
     def __init__(self) -> None:
         self.epoch = -1
         self.positions: list[int] = []
+        self.skipped: list[int] = []
         self.samples = self.earlier = 0
 
     def enter(self, epoch: int) -> None:
@@ -27,6 +31,7 @@ class Since:
         if epoch != self.epoch:
             self.epoch, self.earlier, self.samples = epoch, self.earlier + self.samples, 0
             self.positions.clear()
+            self.skipped.clear()
 
     def folded(self, positions: Sequence[int], samples: int) -> None:
         """A gradient of the epoch is in an update."""

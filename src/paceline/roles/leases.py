@@ -186,14 +186,22 @@ class Leases:
                 names = ", ".join(map(str, bad))
                 self.job.warn(f"batch(es) {names} of epoch {self.epoch} gave {FAILURES_ALLOWED} gradients that were not finite: skipped")
                 ledger.skip(bad)
+                if self.job.kept is not None:
+                    self.job.kept.enter(self.epoch)
+                    self.job.kept.skipped += bad
                 positions = [position for position in positions if position not in bad]
         ledger.give_back(positions)
         self._pass_on()
 
-    def undo(self, positions: Sequence[int]) -> None:
-        """Batches of this epoch whose updates were taken back go to the front, unchanged."""
+    def undo(self, folded: Sequence[int], skipped: Sequence[int] = ()) -> None:
+        """Batches of this epoch whose updates were taken back go to the front, unchanged.
+
+        So do those `skipped` for their numbers meanwhile: the failures may have been those of the parameters.
+        """
         if self.ledger is not None:
-            self.ledger.undo(positions)
+            self._failures.clear()
+            self.ledger.unskip(skipped)
+            self.ledger.undo(folded)
             for worker in self.job.members.attached():
                 self.recount(worker)
             self._pass_on()
