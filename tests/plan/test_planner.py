@@ -96,7 +96,7 @@ def test_a_profile_counts_bytes_exactly(plan: Plan) -> None:
 
 
 def test_a_plan_ranks_what_was_flown(plan: Plan) -> None:
-    assert {one.pace for one in plan.candidates} == {"sync", "async", "hybrid"}
+    assert sorted(one.pace for one in plan.candidates) == ["async", "hybrid", "sync"]
     times = [one.arrival.time_s for one in plan.candidates if one.arrival is not None]
     assert len(times) == 3
     assert plan.candidates[0].rank == 1
@@ -216,6 +216,7 @@ def test_the_command_writes_a_table_a_file_and_a_picture(tmp_path: Path, capsys:
         (["SCRIPT", "--cluster", "moon"], "the cluster moon cannot be read: No such file or directory; ready-made ones are"),
         (["SCRIPT", "--cluster", "CLUSTER"], "sise is not a key, did you mean size?"),
         (["SCRIPT", "--pace", "fast"], "--pace: unknown pace 'fast'"),
+        (["SCRIPT", "--pace", "hybrid:POLICY:choose"], "is a policy of your own, which a plan cannot try"),
         (["SCRIPT", "--workers", "0"], "--workers: 0 is not allowed"),
         (["SCRIPT", "--workers", "1", "--cluster", "one-straggler"], "the cluster needs at least 2 workers, got 1"),
         (["SCRIPT", "--share", "0"], "--share: 0 is not allowed, it must be from 0.01 to 1"),
@@ -223,8 +224,9 @@ def test_the_command_writes_a_table_a_file_and_a_picture(tmp_path: Path, capsys:
 )
 def test_what_is_wrong_is_told_in_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], says: str) -> None:
     (tmp_path / "cluster.toml").write_text("sise = 4\n")
+    (tmp_path / "policy.py").write_text("def choose(signals, history): ...\n")
     places = {"SCRIPT": str(spirals(tmp_path, epochs=1, samples=96)), "CLUSTER": str(tmp_path / "cluster.toml")}
-    given = [places.get(word, word) for word in options]
+    given = [places.get(word, word).replace("POLICY", str(tmp_path / "policy.py")) for word in options]
     assert main(["plan", *given, "--out", str(tmp_path / "plan")]) == 2
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("paceline: ")
@@ -235,4 +237,7 @@ def test_a_script_that_fails_ends_the_plan_with_its_sentence(tmp_path: Path, cap
     script = tmp_path / "broken.py"
     script.write_text("raise ValueError('no data')\n")
     assert main(["plan", str(script), "--out", str(tmp_path / "plan")]) == 1
-    assert "no data" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "no data" in said
+    assert f"(what it printed is in {tmp_path / 'plan' / 'logs' / 'profile'})" in said
+    assert "line 1" in (tmp_path / "plan" / "logs" / "profile" / "worker-0.log").read_text()

@@ -21,7 +21,7 @@ from paceline.engine.virtual.player import Player
 from paceline.engine.virtual.theatre import Theatre
 from paceline.engine.virtual.timeline import Timeline
 from paceline.engine.virtual.virtual_run import OPEN_PATIENCE_S
-from paceline.errors import ConfigError, ExitCode
+from paceline.errors import ExitCode
 from paceline.plan.forecast import Clock
 from paceline.plan.profile import Unplayable
 from paceline.plan.progress import Logged
@@ -44,8 +44,7 @@ class Flight:
         if isinstance(effect, Metrics):
             for name, value in effect.metrics.items():
                 self.logged.setdefault(name, []).append(Logged(effect.samples, job.timeline.now_s, value, max(1.0, effect.weight)))
-        elif isinstance(effect, Consult):
-            raise ConfigError("a policy of a file of your own cannot be a candidate of a plan, name a pace or a policy of Paceline")
+        assert not isinstance(effect, Consult), "nobody here asks a user's policy"
 
 
 class Pilot(NamedTuple):
@@ -88,7 +87,7 @@ def fly(resolved: Resolved, loaded: Loaded, logs: Path, is_enough: Callable[[Fli
     with theatre.open(_silent):
         end = job.run(look)
     if end.code:
-        raise Unplayable(end)
+        raise Unplayable(end, logs)
     return Pilot(flight.logged, flight.clock, job.coordinator.summary(), is_whole, perf_counter() - begun_s)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import inf
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
 
 import msgspec
 
@@ -18,6 +18,7 @@ from paceline.engine.virtual.cluster import crew_of
 from paceline.engine.virtual.cluster_file import loaded_of
 from paceline.engine.virtual.virtual_run import OPEN_PATIENCE_S
 from paceline.errors import ConfigError, WriteError
+from paceline.hybrid import Hybrid
 from paceline.pace import Pace
 from paceline.plan.forecast import Clock, Forecast, forecast_of, timed
 from paceline.plan.pilots import Flight, Pilot, fly
@@ -118,7 +119,9 @@ class Planner:
         settings = self._resolved("sync").settings
         crew_of(self._loaded.cluster, settings.workers)
         for name in paces:
-            self._resolved(name)
+            mode = self._resolved(name).settings.pace
+            if isinstance(mode, Hybrid) and mode.policy == "user":
+                raise ConfigError(f"--pace: {name!r} is a policy of your own, which a plan cannot try; name a pace or a policy of Paceline")
 
     def make(self, *, wish: Wish | None, paces: Sequence[str] = (), share: float = SHARE) -> Plan:
         """The plan. Raises ConfigError for what is not allowed, Unplayable when the script fails."""
@@ -127,7 +130,7 @@ class Planner:
         runs = {name: self._resolved(name) for name in names}
         self._tell(f"profiling {self._script}")
         self._profile, self._work = profile_script(base, self._folder("profile"), metric=wish.metric if wish else None)
-        forecasts = {name: self._timed(resolved) for name, resolved in runs.items()}
+        forecasts = {name: self._timed(name, resolved) for name, resolved in runs.items()}
         for name, resolved in runs.items():
             self._tell(f"pilot of {name}")
             self._fly(name, resolved, self._pilot_limit(share, wish))
@@ -152,7 +155,7 @@ class Planner:
 
     # --- timing and flying --------------------------------------------------------------------------------
 
-    def _timed(self, resolved: Resolved) -> Forecast | None:
+    def _timed(self, name: str, resolved: Resolved) -> Forecast | None:
         """A policy moves by what it measures of the training, which counters have not: its numbers come from its pilot."""
         settings = resolved.settings
         if not isinstance(settings.pace, Pace):
@@ -161,7 +164,7 @@ class Planner:
         found = timed(job, self._loaded, self._work, self._profile, seed=settings.seed)
         if found is None:
             return None
-        self._clocks[settings.pace.name] = found.clock
+        self._clocks[name] = found.clock
         return found.forecast
 
     def _fly(self, name: str, resolved: Resolved, is_enough: Callable[[Flight], bool]) -> None:
@@ -294,7 +297,9 @@ def _has_arrived(flight: Flight, *, target: Target, late_s: float) -> bool:
 
 def profile_alone(script: str, args: Sequence[str]) -> Profile:
     """What a script costs here, without a cluster. Raises ConfigError and Unplayable."""
-    with TemporaryDirectory() as folder:
-        planner = Planner(script, cluster=None, logs=Path(folder), args=args, settings={"workers": 1})
-        planner.check(())
-        return planner.profile()
+    Planner(script, cluster=None, logs=Path(), args=args, settings={"workers": 1}).check(())
+    logs = Path(mkdtemp(prefix="paceline-"))  # which stays when the script fails, since its log is there
+    planner = Planner(script, cluster=None, logs=logs, args=args, settings={"workers": 1})
+    profile = planner.profile()
+    shutil.rmtree(logs, ignore_errors=True)
+    return profile

@@ -152,7 +152,7 @@ def profile_script(resolved: Resolved, logs: Path, *, metric: str | None) -> tup
     """Play the script for a few steps, and on until `metric` is logged. Raises ConfigError when it never is, for a minute."""
     work = probe(resolved, Theatre(resolved, logs, _never), _silent)
     if isinstance(work, End):
-        raise Unplayable(work)
+        raise Unplayable(work, logs)
     begun_s = perf_counter()
     observed = _Observed(resolved.settings.script, resolved.settings.args)
     books, shards = _FirstBooks(), list[Shard]()
@@ -177,7 +177,7 @@ def profile_script(resolved: Resolved, logs: Path, *, metric: str | None) -> tup
         end = job.run(look)
         state_bytes = sum(len(shard.save(optimizer=True)) - len(shard.save(optimizer=False)) for shard in shards)
     if end.code:
-        raise Unplayable(end)
+        raise Unplayable(end, logs)
     if metric is not None and metric not in books.first:
         raise ConfigError(
             f"--target: {resolved.settings.script} never logged {metric!r} in the steps tried, it logs {_listed(books.first)}"
@@ -186,10 +186,10 @@ def profile_script(resolved: Resolved, logs: Path, *, metric: str | None) -> tup
 
 
 class Unplayable(PacelineError):
-    """The script did not get through the few steps of a profile, or through a pilot."""
+    """The script did not get through the few steps of a profile, or through a pilot; what it printed is in `logs`."""
 
-    def __init__(self, end: End) -> None:
-        super().__init__(end.sentence)
+    def __init__(self, end: End, logs: Path) -> None:
+        super().__init__(f"{end.sentence} (what it printed is in {logs})")
         self.exit_code = ExitCode(end.code)
 
 
