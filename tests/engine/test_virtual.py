@@ -69,13 +69,46 @@ def test_the_same_seed_gives_the_same_bytes_whatever_the_machine_does(pace: str,
     assert what_is_left(other)["events.jsonl"] != what_is_left(first)["events.jsonl"]
 
 
-def test_a_sync_run_has_the_parameters_of_the_local_engine(tmp_path: Path) -> None:
-    run = play(tmp_path, script(), pace="sync", workers=2, leases="static")
+EVERYTHING = """
+import random, numpy, torch, paceline
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+run = paceline.init()
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1))
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+loader = DataLoader(TensorDataset(torch.randn(96, 4)), batch_size=4, shuffle=True)
+scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=36)
+model, optimizer, loader, scheduler = run.prepare(model, optimizer, loader, scheduler)
+for epoch in run.epochs(3):
+    model.train()
+    for (x,) in loader:
+        optimizer.zero_grad()
+        loss = (model(x).squeeze(1) - x.sum(1)).square().mean() + random.random() * numpy.random.rand() * 0.0
+        loss.backward()
+        run.clip_grad_norm_(1.0)
+        optimizer.step()
+        scheduler.step()
+        run.log(loss=loss)
+    run.pull()
+    model.eval()
+    run.log(error=run.mean(model(torch.ones(1, 4)).item(), 1))
+    if epoch == 1:
+        saved = {name: value.clone() for name, value in model.state_dict().items()}
+    if epoch == 2:
+        model.load_state_dict({name: (value + saved[name]) / 2 for name, value in model.state_dict().items()})
+"""
+
+
+@pytest.mark.parametrize("text", [script(), EVERYTHING], ids=["a loop", "everything that scripts use"])
+def test_a_sync_run_has_the_parameters_of_the_local_engine(text: str, tmp_path: Path) -> None:
+    run = play(tmp_path, text, pace="sync", workers=2, leases="static")
     local = paceline_run(tmp_path / "train.py", out=tmp_path / "local", pace="sync", workers=2, leases="static", servers=1)
-    assert local.returncode == 0, local.stderr
+    assert (run.code, local.returncode) == (0, 0), local.stderr
     ours, theirs = load_file(run.out / "final.safetensors"), load_file(tmp_path / "local" / "final.safetensors")
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert run.summary["final"] == Played(0, tmp_path / "local").summary["final"]
 
 
 def test_each_worker_has_random_streams_of_its_own(tmp_path: Path) -> None:
@@ -251,7 +284,14 @@ def test_a_loader_with_processes_fetches_in_the_workers_thread(tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("pace", "settings"),
-    [("sync", {}), ("ssp:1", {}), ("async", {"slow": "1=3@0.3-0.8"}), ("kasync:2", {"leases": "static"}), ("sync", {"batch": "global"}), ("async", {"shares": "speed"})],
+    [
+        ("sync", {}),
+        ("ssp:1", {}),
+        ("async", {"slow": "1=3@0.3-0.8"}),
+        ("kasync:2", {"leases": "static"}),
+        ("sync", {"batch": "global"}),
+        ("async", {"shares": "speed"}),
+    ],
 )
 @pytest.mark.parametrize("is_recorded", [False, True])
 def test_timing_needs_no_gradients_and_has_the_same_times(pace: str, settings: dict[str, str], is_recorded: bool, tmp_path: Path) -> None:
