@@ -94,8 +94,6 @@ def _picture(plan: Plan) -> Markup:
     lines = [Line(one.pace, _points(one), smoothed=False, colour=number % NUM_COLOURS) for number, one in enumerate(drawn)]
     every = [point for line in lines for point in line.points]
     frame = Frame(max(point.wall_s for point in every), max(point.samples for point in every))
-    ends = [Point(0.0, 0.0, *[plan.target.value] * 3), Point(frame.wall_s, frame.samples, *[plan.target.value] * 3)]
-    lines.append(Line("target", ends, smoothed=False, colour=len(lines) % NUM_COLOURS, dotted=False))
     chart = line_chart(plan.target.metric, lines, frame, f"virtual time; the target is {plan.target}")
     return section("Progress", switch(), legend(lines), chart_grid([chart]), tag("p", _flown(drawn), class_="note"))
 

@@ -23,7 +23,7 @@ from paceline.pace import Pace
 from paceline.plan.forecast import Clock, Forecast, forecast_of, timed
 from paceline.plan.pilots import Flight, Pilot, fly
 from paceline.plan.profile import Profile, profile_script
-from paceline.plan.progress import Point, crossing, points_of
+from paceline.plan.progress import NUM_WINDOWS, Point, crossing, points_of
 from paceline.plan.ranking import Arrival, Need, ranks, seen, stretched
 from paceline.plan.target import Target, Wish
 
@@ -203,7 +203,7 @@ class Planner:
                 return
             name = min(open_runs, key=partial(self._promise, arrivals=arrivals, target=target))
             self._tell(f"{name} goes on to {target}")
-            self._fly(name, runs[name], partial(_has_arrived, target=target, late_s=LOOK_AHEAD * best_s))
+            self._fly(name, runs[name], _Arrival(target, self._profile.samples, LOOK_AHEAD * best_s))
 
     def _is_settled(self, name: str, arrival: Arrival | None, best_s: float) -> bool:
         """Whether a longer flight would tell nothing that matters."""
@@ -287,12 +287,25 @@ def _order(candidate: Candidate) -> tuple[int, float]:
     return candidate.rank, candidate.forecast.run_s if arrival is None else arrival.time_s
 
 
-def _has_arrived(flight: Flight, *, target: Target, late_s: float) -> bool:
-    """Whether the target was met by the last values, or it is too late to be first."""
-    if flight.clock.now_s > late_s:
-        return True
-    logged = flight.logged.get(target.metric, ())
-    return bool(logged) and target.is_met(logged[-1].value) and target.is_met(sum(one.value for one in logged[-9:]) / len(logged[-9:]))
+class _Arrival:
+    """Ends a flight that has met the target, or is too late to be first; looks once in a window of the run."""
+
+    def __init__(self, target: Target, whole: int, late_s: float) -> None:
+        self._target, self._whole, self._late_s = target, whole, late_s
+        self._looked = 0
+
+    def __call__(self, flight: Flight) -> bool:
+        """Whether it is over. A mean of many values must be followed by another one, since the last may be half of one."""
+        if flight.clock.now_s > self._late_s:
+            return True
+        window = flight.clock.samples * NUM_WINDOWS // self._whole
+        logged = flight.logged.get(self._target.metric, ())
+        if window == self._looked or not logged:
+            return False
+        self._looked = window
+        points = points_of(logged, self._whole)
+        crossed = crossing(points, self._target)
+        return crossed is not None and (len(points) == len(logged) or crossed.samples <= points[-2].samples)
 
 
 def profile_alone(script: str, args: Sequence[str]) -> Profile:
