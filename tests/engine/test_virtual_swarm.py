@@ -11,11 +11,18 @@ from swarm import swarm
 CHUNK = 50
 MOST_SEEDS = 1000
 
+PAST = {21336: "a server that is busy is told of a death before it has taken the last pull"}
+
 
 @pytest.mark.parametrize("first", range(0, 200, CHUNK))
 def test_the_laws_hold_in_two_hundred_swarms(first: int) -> None:
     for seed in range(first, first + CHUNK):
         swarm(seed)
+
+
+@pytest.mark.parametrize("seed", PAST)
+def test_a_swarm_that_once_went_wrong_goes_well(seed: int) -> None:
+    swarm(seed)
 
 
 @pytest.mark.slow

@@ -90,7 +90,7 @@ class Job:
         member.stop()
         self.timeline.after(member.ways.coordinator_s, self._left, member, reason)
         for server, way in zip(self.servers, member.ways.to_servers, strict=True):
-            self.timeline.after(way.latency_s, self._left_server, server, member)
+            self.timeline.after(way.latency_s, self._services[server.shard].take, None, 0, self._left_server, server, member)
 
     def fail(self, failed: Failed) -> None:
         """A worker's script cannot go on, and so neither can the run."""
@@ -117,7 +117,7 @@ class Job:
         """A worker sends; a gradient's bytes go before its Ready."""
         packed = self._luggage.pack(attachments) if attachments and self._luggage is not None else ()
         if to.role == "server":
-            self.timeline.after(member.ways.to_servers[to.id].latency_s, self._to_server, to.id, member, message, packed)
+            self.timeline.after(member.ways.to_servers[to.id].latency_s, self._serve, to.id, member, message, packed)
         elif type(message) is Ready:
             self._push(member, message)
         else:
@@ -162,10 +162,6 @@ class Job:
             self._carry_out(self.coordinator.handle(sender, message, self.timeline.now_s))
             self._keep_time()
 
-    def _to_server(self, shard: int, member: Member, message: Message, attachments: tuple[int, ...]) -> None:
-        self._known[shard][member.id] = member
-        self._serve(shard, member.address, message, attachments)
-
     # --- what the coordinator says ------------------------------------------------------------------------
 
     def carry_out(self, effects: list[Effect]) -> None:
@@ -194,7 +190,7 @@ class Job:
         if to.role == "server":
             if type(message) is Fold and to.id == 0 and self._cut_short:
                 self._drop_at_once(message.version)
-            self.timeline.after(self.network.server_latencies_s[to.id], self._serve, to.id, COORDINATOR, message, attachments)
+            self.timeline.after(self.network.server_latencies_s[to.id], self._serve, to.id, None, message, attachments)
         elif (member := self._known[-1].get(to.id)) is not None:
             self.timeline.after(member.ways.coordinator_s, self._deliver, member, COORDINATOR, message, attachments)
 
@@ -232,7 +228,8 @@ class Job:
 
     # --- what servers do ----------------------------------------------------------------------------------
 
-    def _serve(self, shard: int, sender: Address, message: Message, attachments: tuple[int, ...]) -> None:
+    def _serve(self, shard: int, member: Member | None, message: Message, attachments: tuple[int, ...]) -> None:
+        """A message of a worker, or of the coordinator (None), which waits for its turn."""
         opened: tuple[object, ...] = ()
         if attachments and self._luggage is not None:
             opened = self._luggage.open(message, attachments)
@@ -241,10 +238,12 @@ class Job:
             borders = borders_of(layout, message.num_shards, elementwise=message.model.elementwise)
             self._shard_bytes = [stop - start for start, stop in pairwise(borders)]
         size = self._shard_bytes[shard] if shard < len(self._shard_bytes) else 0
-        self._services[shard].take(message, size, self._handle, shard, sender, message, opened)
+        self._services[shard].take(message, size, self._handle, shard, member, message, opened)
 
-    def _handle(self, shard: int, sender: Address, message: Message, opened: tuple[object, ...]) -> None:
-        server, service = self.servers[shard], self._services[shard]
+    def _handle(self, shard: int, member: Member | None, message: Message, opened: tuple[object, ...]) -> None:
+        server, service, sender = self.servers[shard], self._services[shard], COORDINATOR
+        if member is not None:
+            self._known[shard][member.id], sender = member, member.address
         version = server.version
         self._from_server(shard, server.handle(sender, message, opened))
         if server.version != version:

@@ -17,8 +17,8 @@ class Service:
         self._timeline, self._bytes_per_s = timeline, bytes_per_s
         self._free_s = 0.0
 
-    def take(self, message: Message, shard_bytes: int, handle: Callable[..., object], *arguments: Any) -> None:
-        """Call `handle` when the server is through with the message; an entry of the order passes over the shard some times."""
+    def take(self, message: Message | None, shard_bytes: int, handle: Callable[..., object], *arguments: Any) -> None:
+        """Call `handle` when the server is through with the message (None: a worker's end), which may pass over the shard some times."""
         cost_s = passes(message) * shard_bytes / self._bytes_per_s
         if not cost_s and self._free_s <= self._timeline.now_s:
             handle(*arguments)
@@ -28,7 +28,7 @@ class Service:
         self._timeline.at(self._free_s, handle, *arguments)
 
 
-def passes(message: Message) -> int:
+def passes(message: Message | None) -> int:
     """How often the shard's bytes are worked through: once for each gradient that is summed, and once for the step."""
     if type(message) is Fold:
         return 1 + sum(not member.gathered for member in message.members)
