@@ -236,6 +236,15 @@ def test_shares_that_are_not_followed_do_not_hold_the_next_rung_back():
     check(made.decide(signals(times=SLOW), ()), "backup:1", "shares do not even it out")
 
 
+def test_in_async_parts_are_even_again():
+    """A small piece there is a whole step of an optimizer that does not feel a gradient's length."""
+    uneven = tuple(msgspec.structs.replace(worker, part=part) for worker, part in zip(workers(SLOW), (0.3, 0.1, 0.3, 0.3), strict=True))
+    decision = policy("hybrid:stragglers").decide(signals("async", times=SLOW, share=0.5, workers=uneven), ())
+    check(decision, None, "even part")
+    assert dict(decision.shares) == dict.fromkeys(range(4), 0.25)
+    assert policy("hybrid:stragglers").decide(signals("async", times=SLOW, share=0.5), ()).shares == ()
+
+
 def test_two_stragglers_are_both_left_out_and_never_more_than_half():
     slow = (0.4,) * 32
     made = policy("hybrid:stragglers").decide(signals(times=[(0.1,) * 32] * 4 + [(0.1,) * 16 + (0.4,) * 16] * 2), ())

@@ -30,6 +30,13 @@ def halves(signals: Signals) -> tuple[list[float], list[float]]:
     return first, [mean(worker.steps_s[len(worker.steps_s) // 2 :]) for worker in signals.workers]
 
 
+def evened(signals: Signals) -> tuple[tuple[int, float], ...]:
+    """Even parts, empty when they are so already: in async a small piece would be a whole step of an optimizer like Adam."""
+    even = 1.0 / max(1, len(signals.workers))
+    uneven = any(abs(worker.part - even) > 0.01 * even for worker in signals.workers)
+    return tuple((worker.id, even) for worker in signals.workers) if uneven else ()
+
+
 class Stragglers:
     """`sync_share` is the part of the work before which no pace that keeps stale gradients is chosen."""
 
@@ -46,9 +53,11 @@ class Stragglers:
             return waiting
         sentence = Sentence()
         before, lately = halves(signals)
-        shares = self.balance.parts(signals)
+        shares = evened(signals) if signals.pace == "async" else self.balance.parts(signals)
         pace, why = self._rung(sentence, signals, history, (before, lately, bool(shares) and self._are_followed(signals)))
-        if shares:
+        if shares and signals.pace == "async":
+            why = f"{why}; every worker gets an even part again, since nobody waits for a large one"
+        elif shares:
             self._asked = dict(shares)
             slowest = min(shares, key=lambda one: one[1])
             part = f"worker {sentence.number('worker', slowest[0])} is to get {sentence.percent('part', slowest[1])} of the samples"
