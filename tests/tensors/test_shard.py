@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn, optim
 
-from paceline.errors import ProtocolError
+from paceline.errors import ProtocolError, UsageError
 from paceline.logic.partition import arena_map, layout_of, parameter_arena_bytes
 from paceline.messages import Member
 from paceline.tensors.optimizer import ELEMENTWISE
@@ -218,6 +218,16 @@ def test_what_the_order_cannot_mean_is_refused():
         job.shards[0].copy_out(0, 0, buffers=False)
     with pytest.raises(ProtocolError, match="arena of worker 0 must be at least"):
         job.shards[0].attach(0, 1, torch.zeros(64, dtype=torch.uint8))
+
+
+def test_what_the_optimizer_raises_is_told_as_its_own():
+    model = net()
+    job = Job(model, optim.SparseAdam(model.parameters()), 1, 1)
+    job.write(0, noise(job, 0))
+    with pytest.raises(
+        UsageError, match=r"^the optimizer torch\.optim\.\w+:SparseAdam raised RuntimeError in step\(\): SparseAdam does not"
+    ):
+        job.fold((Member(0, 0, 0, 0, 1.0),))
 
 
 def test_memory_that_is_too_small_is_refused():

@@ -96,9 +96,17 @@ class Stepper:
         for phase in self._phases(present):
             for parameter, gradient in phase:
                 parameter.grad = gradient
-            self._optimizer.step()
+            self._step()
             for parameter, _ in phase:
                 parameter.grad = None
+
+    def _step(self) -> None:
+        """The optimizer is the user's: what it raises is told as such. Raises UsageError."""
+        try:
+            self._optimizer.step()
+        except Exception as error:
+            name = f"{type(self._optimizer).__module__}:{type(self._optimizer).__qualname__}"
+            raise UsageError(f"the optimizer {name} raised {type(error).__name__} in step(): {error}") from error
 
     def _show(self, window: Window) -> None:
         """Let the optimizer know this window's tensors only, and the groups that they are of."""
