@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from paceline.plan.planner import Plan, Planner
+from paceline.plan.candidates import Plan
+from paceline.plan.planner import Planner
 from paceline.plan.target import parse_target
 
 SPIRALS = """

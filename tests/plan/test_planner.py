@@ -17,8 +17,8 @@ from paceline.engine.virtual import run
 from paceline.engine.virtual.trainee import workload
 from paceline.pace import parse_pace
 from paceline.plan.advise import advice
+from paceline.plan.candidates import Candidate, Plan, candidate_paces
 from paceline.plan.forecast import Clock, timed
-from paceline.plan.planner import Candidate, Plan, candidate_paces
 from paceline.plan.profile import Profile
 from paceline.roles.effects import JobSettings
 from planned import plan_for, spirals

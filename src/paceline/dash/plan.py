@@ -16,7 +16,7 @@ from paceline.dash.figures import count, decimal, percent, seconds, size
 from paceline.dash.markup import Content, Markup, table, tag
 from paceline.dash.page import page, section, switch, write_page
 from paceline.plan.advise import advice
-from paceline.plan.planner import Candidate, Plan
+from paceline.plan.candidates import Candidate, Plan
 
 
 def tell_plan(console: Console, plan: Plan) -> None:

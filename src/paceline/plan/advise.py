@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby, pairwise
 
-from paceline.plan.planner import Candidate, Plan
+from paceline.plan.candidates import Candidate, Plan
 from paceline.plan.progress import Point, best, crossing
 from paceline.plan.target import Target
 

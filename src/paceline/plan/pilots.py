@@ -24,7 +24,8 @@ from paceline.engine.virtual.virtual_run import OPEN_PATIENCE_S
 from paceline.errors import ExitCode
 from paceline.plan.forecast import Clock
 from paceline.plan.profile import Unplayable
-from paceline.plan.progress import Logged
+from paceline.plan.progress import NUM_WINDOWS, Logged, crossing, points_of
+from paceline.plan.target import Target
 from paceline.roles.effects import Consult, Effect, End, Metrics
 
 
@@ -60,6 +61,27 @@ class Pilot(NamedTuple):
     def samples(self) -> int:
         """How far it came."""
         return self.clock.samples
+
+
+class UntilMet:
+    """Ends a flight that has met the target, or is too late to be first; looks once in a window of the run."""
+
+    def __init__(self, target: Target, whole: int, late_s: float) -> None:
+        self._target, self._whole, self._late_s = target, whole, late_s
+        self._looked = 0
+
+    def __call__(self, flight: Flight) -> bool:
+        """Whether it is over. A mean of many values must be followed by another one, since the last may be half of one."""
+        if flight.clock.now_s > self._late_s:
+            return True
+        window = flight.clock.samples * NUM_WINDOWS // self._whole
+        logged = flight.logged.get(self._target.metric, ())
+        if window == self._looked or not logged:
+            return False
+        self._looked = window
+        points = points_of(logged, self._whole)
+        crossed = crossing(points, self._target)
+        return crossed is not None and (len(points) == len(logged) or crossed.samples <= points[-2].samples)
 
 
 def fly(resolved: Resolved, loaded: Loaded, logs: Path, is_enough: Callable[[Flight], bool]) -> Pilot:

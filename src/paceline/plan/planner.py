@@ -10,8 +10,6 @@ from math import inf
 from pathlib import Path
 from tempfile import mkdtemp
 
-import msgspec
-
 from paceline.config import Resolved, Sizes, resolve
 from paceline.engine.local.coordinator_main import job_settings
 from paceline.engine.virtual.cluster import crew_of
@@ -20,10 +18,11 @@ from paceline.engine.virtual.virtual_run import OPEN_PATIENCE_S
 from paceline.errors import ConfigError, WriteError
 from paceline.hybrid import Hybrid
 from paceline.pace import Pace
+from paceline.plan.candidates import Candidate, Effort, Plan, candidate_paces
 from paceline.plan.forecast import Clock, Forecast, forecast_of, timed
-from paceline.plan.pilots import Flight, Pilot, fly
+from paceline.plan.pilots import Flight, Pilot, UntilMet, fly
 from paceline.plan.profile import Profile, profile_script
-from paceline.plan.progress import NUM_WINDOWS, Point, crossing, points_of
+from paceline.plan.progress import Point, crossing, points_of
 from paceline.plan.ranking import Arrival, Need, ranks, seen, stretched
 from paceline.plan.target import Target, Wish
 
@@ -35,55 +34,6 @@ LOOK_AHEAD = 1.1
 """A final run that takes so many times the best time is not waited for."""
 
 Tell = Callable[[str], None]
-
-
-class Candidate(msgspec.Struct, frozen=True):
-    """A pace and all that is known of it; `points` are the target's metric as its longest flight saw it."""
-
-    pace: str
-    rank: int
-    forecast: Forecast
-    arrival: Arrival | None
-    points: tuple[Point, ...]
-    flown_samples: int
-
-
-class Effort(msgspec.Struct, frozen=True):
-    """What the plan took here: the samples that were computed, of those of all candidates' whole runs, and real times.
-
-    `full_s` is what the whole runs would have taken, at the flights' speed.
-    """
-
-    flown_samples: int
-    full_samples: int
-    flown_s: float
-    full_s: float
-
-
-class Plan(msgspec.Struct, frozen=True):
-    """The candidates from best to worst. `target` is None when the script logs nothing; `is_own` when the user named it."""
-
-    script: str
-    cluster: str
-    num_workers: int
-    num_servers: int
-    profile: Profile
-    target: Target | None
-    is_own: bool
-    share: float
-    candidates: tuple[Candidate, ...]
-    effort: Effort
-
-
-def candidate_paces(num_workers: int) -> list[str]:
-    """What is tried when nobody names paces.
-
-    >>> candidate_paces(8), candidate_paces(1)
-    (['sync', 'backup:1', 'ksync:4', 'ssp:3', 'async', 'hybrid'], ['sync'])
-    """
-    if num_workers == 1:
-        return ["sync"]
-    return list(dict.fromkeys(["sync", "backup:1", f"ksync:{num_workers // 2}", "ssp:3", "async", "hybrid"]))
 
 
 class Planner:
@@ -203,7 +153,7 @@ class Planner:
                 return
             name = min(open_runs, key=partial(self._promise, arrivals=arrivals, target=target))
             self._tell(f"{name} goes on to {target}")
-            self._fly(name, runs[name], _Arrival(target, self._profile.samples, LOOK_AHEAD * best_s))
+            self._fly(name, runs[name], UntilMet(target, self._profile.samples, LOOK_AHEAD * best_s))
 
     def _is_settled(self, name: str, arrival: Arrival | None, best_s: float) -> bool:
         """Whether a longer flight would tell nothing that matters."""
@@ -285,27 +235,6 @@ def _order(candidate: Candidate) -> tuple[int, float]:
     """By rank; within one the soonest first. The soonest of all has rank 1, so it comes first."""
     arrival = candidate.arrival
     return candidate.rank, candidate.forecast.run_s if arrival is None else arrival.time_s
-
-
-class _Arrival:
-    """Ends a flight that has met the target, or is too late to be first; looks once in a window of the run."""
-
-    def __init__(self, target: Target, whole: int, late_s: float) -> None:
-        self._target, self._whole, self._late_s = target, whole, late_s
-        self._looked = 0
-
-    def __call__(self, flight: Flight) -> bool:
-        """Whether it is over. A mean of many values must be followed by another one, since the last may be half of one."""
-        if flight.clock.now_s > self._late_s:
-            return True
-        window = flight.clock.samples * NUM_WINDOWS // self._whole
-        logged = flight.logged.get(self._target.metric, ())
-        if window == self._looked or not logged:
-            return False
-        self._looked = window
-        points = points_of(logged, self._whole)
-        crossed = crossing(points, self._target)
-        return crossed is not None and (len(points) == len(logged) or crossed.samples <= points[-2].samples)
 
 
 def profile_alone(script: str, args: Sequence[str]) -> Profile:
