@@ -11,9 +11,11 @@ from statistics import correlation
 import pytest
 
 from paceline.engine.virtual import run
+from paceline.plan.candidates import candidate_paces
 from planned import plan_for, spirals
 
-AIM = 0.85
+AIMS = (0.85, 0.95)
+"""What most pilots nearly come to, and what none does: farther away, paces that are alike change places."""
 
 
 def time_to(out: Path, aim: float) -> float:
@@ -36,14 +38,16 @@ def places(times: list[float]) -> list[float]:
 @pytest.mark.parametrize("cluster", ["homogeneous", "one-straggler", "two-regions", "wan"])
 def test_the_first_of_a_plan_is_within_a_tenth_of_the_best_by_full_runs(tmp_path: Path, cluster: str) -> None:
     script = spirals(tmp_path, samples=1920, epochs=20)
-    plan = plan_for(script, cluster, f"accuracy>={AIM}")
-    assert plan.effort.flown_samples < 0.7 * plan.effort.full_samples
-    whole: dict[str, float] = {}
-    for one in plan.candidates:
-        code, out = run(script, out=tmp_path / one.pace.replace(":", "-"), cluster=cluster, pace=one.pace)
+    outs: dict[str, Path] = {}
+    for pace in candidate_paces(8):
+        code, outs[pace] = run(script, out=tmp_path / pace.replace(":", "-"), cluster=cluster, pace=pace)
         assert code == 0
-        whole[one.pace] = time_to(out, AIM)
-    predicted = {one.pace: inf if one.arrival is None else one.arrival.time_s for one in plan.candidates}
-    print(cluster, {pace: (round(predicted[pace], 2), round(whole[pace], 2)) for pace in predicted}, plan.effort)
-    assert whole[plan.candidates[0].pace] <= 1.1 * min(whole.values())
-    assert correlation(places(list(predicted.values())), places([whole[pace] for pace in predicted])) >= 0.8
+    for aim in AIMS:
+        plan = plan_for(script, cluster, f"accuracy>={aim}")
+        assert plan.effort.flown_samples < 0.5 * plan.effort.full_samples
+        whole = {pace: time_to(out, aim) for pace, out in outs.items()}
+        predicted = {one.pace: inf if one.arrival is None else one.arrival.time_s for one in plan.candidates}
+        found = correlation(places(list(predicted.values())), places([whole[pace] for pace in predicted]))
+        print(cluster, aim, {pace: (round(predicted[pace], 2), round(whole[pace], 2)) for pace in predicted}, round(found, 2))
+        assert whole[plan.candidates[0].pace] <= 1.1 * min(whole.values())
+        assert found >= (0.8 if aim == AIMS[0] else 0.6)
