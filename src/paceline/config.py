@@ -43,6 +43,8 @@ DEFAULT = "default"
 
 _PREFIX = "PACELINE_"
 _ENGINES_OWN = "PACELINE_JOB_"
+HOSTS_OWN = ("PACELINE_HOST", "PACELINE_WIRE", "PACELINE_KEY_FILE")
+"""How one host reaches the others; these may differ between the hosts of a run, so they are no settings of it."""
 _TABLES = ("run", "origin")
 _DEFAULTS: dict[str, object] = {
     "pace": "hybrid",
@@ -115,7 +117,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, _Given]:
     """Settings of `PACELINE_*`; names that start with `PACELINE_JOB_` are how an engine speaks to its own processes."""
     given: dict[str, _Given] = {}
     for variable, value in environ.items():
-        if not variable.startswith(_PREFIX) or variable.startswith(_ENGINES_OWN):
+        if not variable.startswith(_PREFIX) or variable.startswith(_ENGINES_OWN) or variable in HOSTS_OWN:
             continue
         name = variable.removeprefix(_PREFIX).lower()
         if name not in (*FIELDS, "config"):

@@ -567,6 +567,16 @@ class Remark(Message, frozen=True):
     sentence: str
 
 
+# --- coordinator, server -> the process that started them --------------------------------------------------
+
+
+class Listening(Message, frozen=True):
+    """This process can be reached there."""
+
+    host: str
+    port: int
+
+
 # --- coordinator <-> the user's own policy ---------------------------------------------------------------
 
 
@@ -603,7 +613,7 @@ CoordinatorToWorker = Welcome | Go | Draw | Plan | Grant | Start | EpochOver | M
 CoordinatorToServer = Serve | Accept | Fold | Factor | SetPace | Keep | Restore | Snapshot | Restate | Gone | Finish | Halt
 WorkerToServer = Attach | Pull
 ServerToWorker = Params | Linked | State | Halt
-ToSupervisor = Progress | Remark | Failed
+ToSupervisor = Progress | Remark | Failed | Listening
 AboutPolicy = Loaded | Ask | Advice
 
 AnyMessage = (

@@ -19,7 +19,7 @@ from paceline.pace import LrRule, Pace
 Leases = Literal["exact", "static"]
 Batch = Literal["per-worker", "global"]
 Shares = Literal["even", "speed"]
-Engine = Literal["local", "virtual"]
+Engine = Literal["local", "virtual", "torchrun"]
 
 MOST_PROCESSES = 1024
 MOST_SEED = 2**31 - 1

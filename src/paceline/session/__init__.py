@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from paceline.config import COMMAND_LINE, Resolved, check_policy, resolve
-from paceline.engine.link import current
+from paceline.dash.report import write_report
+from paceline.engine.link import Link, current
+from paceline.engine.torchrun.launch import find_launch
 from paceline.errors import ConfigError, UsageError
 from paceline.hybrid import Mode, start_of
 from paceline.session.joined import Joined
@@ -35,6 +37,7 @@ def init(pace: str | Mode | None = None, **settings: object) -> Run:
     if _run is not None or (link is not None and link.has_run):
         raise UsageError("paceline.init() was called a second time; a script has one run, keep what the first call returned")
     wishes = {"pace": pace, **settings}
+    link = link or _launched(wishes)
     if link is None:
         # alone, no quorum is too large: the script is to run as it is
         resolved = resolve(cores=MOST_PROCESSES, stamp="", init=wishes, environ=os.environ)
@@ -48,6 +51,19 @@ def init(pace: str | Mode | None = None, **settings: object) -> Run:
     where = link.surroundings
     say(f"engine {where.engine}, because {where.because}: worker {run.worker} of {run.num_workers}, pace {decided.pace}")
     return run
+
+
+def _launched(wishes: Mapping[str, object]) -> Link | None:
+    """The link of a run that a launcher has started, None without one; PACELINE_ENGINE or `init(engine=...)` may rule it out, or in."""
+    chosen = wishes.get("engine") or os.environ.get("PACELINE_ENGINE")
+    launch = find_launch(os.environ) if chosen in (None, "torchrun") else None
+    if launch is None:
+        if chosen == "torchrun":
+            raise ConfigError("engine torchrun needs a launcher that sets RANK and WORLD_SIZE (torchrun, srun, mpirun), and none has")
+        return None
+    from paceline.engine.torchrun.join import Joining
+
+    return Joining(launch, wishes, write_report).join()
 
 
 def in_force(resolved: Resolved, wishes: Mapping[str, object]) -> Settings:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from paceline.engine.exchange import Exchange
 from paceline.engine.local.run_dir import LOGS
 from paceline.errors import ConfigError, PeerLostError, WriteError
 from paceline.hybrid import Hybrid
@@ -23,7 +24,6 @@ from paceline.messages import Address, Advice, Ask, Loaded, Message
 from paceline.pace import Pace, check_pace, parse_pace
 from paceline.roles.effects import Consult
 from paceline.transport.connection import pair
-from paceline.transport.shm import SocketPort
 
 CALL_S = 1.0
 LOAD_S = 60.0
@@ -45,7 +45,7 @@ class Answer(NamedTuple):
 class Advisor:
     """The process of the policy `hybrid`; `remarks` are sentences for the user that wait to be taken."""
 
-    def __init__(self, port: SocketPort, hybrid: Hybrid, run_dir: Path, num_workers: int) -> None:
+    def __init__(self, port: Exchange, hybrid: Hybrid, run_dir: Path, num_workers: int) -> None:
         self._port, self._hybrid, self._num_workers = port, hybrid, num_workers
         self._log = run_dir / LOGS / "policy.log"
         self._asks: deque[Ask] = deque()

@@ -38,7 +38,10 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Brief(msgspec.Struct, frozen=True):
-    """What a child is told. `listener_fd` is the socket at which it is reached, -1 for a worker."""
+    """What a child is told. `listener_fd` is the socket at which it is reached, -1 for a worker.
+
+    Where processes speak over TCP, `host` is the address to listen at, and `coordinator` is where that one listens.
+    """
 
     token: str
     role: str
@@ -48,6 +51,8 @@ class Brief(msgspec.Struct, frozen=True):
     supervisor_fd: int
     listener_fd: int
     resolved: Resolved
+    host: str = ""
+    coordinator: tuple[str, int] | None = None
 
     @property
     def me(self) -> Address:
@@ -70,15 +75,18 @@ class Started(NamedTuple):
     sock: socket.socket
 
 
-def start(brief: Brief, listener: socket.socket | None, arguments: Sequence[str] = ()) -> Started:
-    """Start a child in a session of its own; its output is one pipe. `arguments` only show in a list of processes."""
+def start(brief: Brief, listener: socket.socket | None, arguments: Sequence[str] = (), modules: Mapping[str, str] = MODULES) -> Started:
+    """Start a child in a session of its own, as the module of its role; its output is one pipe.
+
+    `arguments` only show in a list of processes.
+    """
     ours, theirs = pair()
     listener_fd = -1 if listener is None else listener.fileno()
     brief = msgspec.structs.replace(brief, supervisor_pid=os.getpid(), supervisor_fd=theirs.fileno(), listener_fd=listener_fd)
     brief_fd = memory.create_from("brief", msgspec.json.encode(brief))
     try:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", MODULES[brief.role], f"{brief.me}", *arguments],
+            [sys.executable, "-P", "-m", modules[brief.role], f"{brief.me}", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

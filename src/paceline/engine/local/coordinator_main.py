@@ -5,13 +5,14 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 
 from paceline.config import DEFAULT, Resolved
 from paceline.engine.carry import carry
+from paceline.engine.exchange import Exchange
 from paceline.engine.local.advisor import ROLE, Advisor, Answer
 from paceline.engine.local.child import begin, listener_of
 from paceline.engine.local.final import write_final
@@ -40,7 +41,6 @@ from paceline.roles.coordinator import Coordinator
 from paceline.roles.effects import Consult, Decide, Effect, End, JobSettings, Metrics, Note, Send, Warn
 from paceline.trace.record import RunRecord
 from paceline.transport import memory
-from paceline.transport.shm import SocketPort
 
 PROGRESS_S = 0.2
 
@@ -69,8 +69,8 @@ class Keeper:
         self._kept: dict[type[Message], int] = {}
         self.arena: int | None = None
 
-    def keep(self, message: Message, attachments: tuple[int, ...]) -> None:
-        """Take over the attachments of a message that arrived."""
+    def keep(self, message: Message, attachments: tuple[int, ...], sender: Address | None = None) -> None:  # noqa: ARG002
+        """Take over the attachments of a message that arrived from `sender`, who matters where shards are not shared."""
         unneeded = list(attachments)
         if isinstance(message, Drawn | Seeded | Load):
             former, self._kept[type(message)] = self._kept.get(type(message)), unneeded.pop(0)
@@ -101,14 +101,20 @@ class Keeper:
 
 
 class CoordinatorProcess:
-    """The loop around the role: what arrives goes in, what comes out is sent, recorded and reported."""
+    """The loop around the role: what arrives goes in, what comes out is sent, recorded and reported.
 
-    def __init__(self, port: SocketPort, resolved: Resolved) -> None:
+    `parent` is what the process that started this one is called.
+    """
+
+    def __init__(
+        self, port: Exchange, resolved: Resolved, *, keeper: Keeper | None = None, parent: str = "the supervisor (`paceline run`)"
+    ) -> None:
         self._port = port
         self._run_dir = Path(resolved.settings.out)
         self._role = Coordinator(job_settings(resolved), monotonic())
         self._record = RunRecord(self._run_dir, monotonic())
-        self._keeper = Keeper()
+        self._keeper = keeper or Keeper()
+        self._parent = parent
         # a script that may still choose another policy is waited for
         self._advisor = None if resolved.pace_is_open else self._advisor_of(monotonic())
         self._left: set[Address] = set()
@@ -161,7 +167,7 @@ class CoordinatorProcess:
             self._lose(sender, self._port.reason(sender), now_s)
         else:
             if attachments:
-                self._keeper.keep(message, attachments)
+                self._keeper.keep(message, attachments, sender)
             self._enact(self._role.handle(sender, message, now_s), now_s)
             if isinstance(message, Bye):
                 self._left.add(sender)
@@ -174,7 +180,7 @@ class CoordinatorProcess:
             case Halt(code=code, sentence=sentence):
                 self._enact(self._end_of(code, sentence), now_s)
             case _:
-                self._enact(self._end_of(ExitCode.PEER_LOST, "the supervisor (`paceline run`) was lost"), now_s)
+                self._enact(self._end_of(ExitCode.PEER_LOST, f"{self._parent} was lost"), now_s)
 
     def _lose(self, who: Address, reason: str, now_s: float) -> None:
         # a killed worker is heard of twice, by its connection's end and from the supervisor; one that said Bye is not lost
@@ -269,14 +275,17 @@ class CoordinatorProcess:
         return end
 
 
-def main() -> int:
-    """Run the coordinator; the exit code is the run's."""
-    brief, port = begin(dies_with_parent=False)
-    workers = [Address("worker", number) for number in range(brief.resolved.settings.workers)]
-    servers = [Address("server", number) for number in range(brief.resolved.settings.servers)]
-    port.listen(listener_of(brief), frozenset(workers + servers))
+def expected(resolved: Resolved) -> frozenset[Address]:
+    """Who connects to a coordinator."""
+    settings = resolved.settings
+    sizes = {"worker": settings.workers, "server": settings.servers}
+    return frozenset(Address(role, number) for role, size in sizes.items() for number in range(size))
+
+
+def conduct(port: Exchange, make: Callable[[], CoordinatorProcess]) -> int:
+    """Run the process that `make` makes, tell its parent how it ended, and close `port`; returns the exit code."""
     try:
-        process = CoordinatorProcess(port, brief.resolved)
+        process = make()
         gc.freeze()
         end = process.run()
     except (ConfigError, WriteError) as error:
@@ -286,6 +295,13 @@ def main() -> int:
             port.send(SUPERVISOR, Failed(end.code, end.sentence) if end.code else Remark(end.sentence))
     port.close()
     return end.code
+
+
+def main() -> int:
+    """Run the coordinator; the exit code is the run's."""
+    brief, port = begin(dies_with_parent=False)
+    port.listen(listener_of(brief), expected(brief.resolved))
+    return conduct(port, lambda: CoordinatorProcess(port, brief.resolved))
 
 
 if __name__ == "__main__":

@@ -14,12 +14,11 @@ from paceline.engine.carry import carry, take_bytes
 from paceline.errors import ExitCode, PacelineError, PeerLostError
 from paceline.logic.partition import layout_of, parameter_arena_bytes
 from paceline.messages import COORDINATOR, SUPERVISOR, Address, Attach, Failed, Finish, Halt, Measured, Message, Pull, Restate, Serve
-from paceline.ports import Delivery
+from paceline.ports import Delivery, Port
 from paceline.roles.effects import Effect, End, Send
 from paceline.roles.server import Server
 from paceline.tensors.shard import Shard
 from paceline.transport import memory
-from paceline.transport.shm import SocketPort
 
 MOST_PER_SWEEP = 256
 IDLE_S = 3600.0
@@ -64,7 +63,7 @@ def shard_of(serve: Serve, attachments: tuple[object, ...]) -> Shard:
 class ServerProcess:
     """The loop around the role."""
 
-    def __init__(self, port: SocketPort, me: Address) -> None:
+    def __init__(self, port: Port, me: Address) -> None:
         self._port = port
         self._me = me
         self._role = Server(me.id, self._build)

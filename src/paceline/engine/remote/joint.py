@@ -1,0 +1,58 @@
+"""Two ports as one: Unix sockets to the processes of this run on this machine, TCP to everyone else."""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections.abc import Collection, Sequence
+from time import monotonic
+
+from paceline.messages import Address, Message
+from paceline.ports import Delivery
+from paceline.transport.shm import SocketPort
+from paceline.transport.tcp import TcpPort
+
+CHECK_S = 1.0
+"""How long TCP is left alone at most: what has begun there has deadlines that no event tells of."""
+
+
+class Joint:
+    """An `engine.exchange.Exchange` of `near`, for whom it knows, and `far`. Not for use by two threads."""
+
+    def __init__(self, near: SocketPort, far: TcpPort) -> None:
+        self._near, self._far = near, far
+        self._poll = select.poll()
+        for port in (near, far):
+            self._poll.register(port.fileno(), select.POLLIN)
+
+    @property
+    def peers(self) -> Collection[Address]:
+        """Who is connected now."""
+        return {*self._near.peers, *self._far.peers}
+
+    def reason(self, peer: Address) -> str:
+        """Why the connection of `peer` ended."""
+        return self._far.reason(peer)
+
+    def adopt(self, peer: Address, sock: socket.socket) -> None:
+        """Take over a connected socket of this machine whose other end is known to be `peer`."""
+        self._near.adopt(peer, sock)
+
+    def send(self, to: Address, message: Message, attachments: Sequence[int] = ()) -> None:
+        """Hand over a message. Raises PeerLostError."""
+        (self._near if to in self._near.peers else self._far).send(to, message, attachments)
+
+    def receive(self, timeout_s: float) -> Delivery | None:
+        """The next delivery, of this machine first."""
+        deadline_s = monotonic() + timeout_s
+        while True:
+            delivery = self._near.receive(0.0) or self._far.receive(0.0)
+            left_s = deadline_s - monotonic()
+            if delivery is not None or left_s <= 0.0:
+                return delivery
+            self._poll.poll(1000.0 * min(left_s, CHECK_S))
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._near.close()
+        self._far.close()

@@ -1,0 +1,142 @@
+"""A server's port to workers that it shares no memory with: it makes their arenas itself and receives into them.
+
+The server's role and its store stay as they are. A gradient's place is named before its worker can send it; the parameters
+of a pull are copied into the worker's arena here, and stream from there while the shard goes on.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Sequence
+
+from paceline.engine.remote.parts import Parts, bytes_spec, filled
+from paceline.engine.remote.worker_port import DOWN_KEYS, UP_KEYS
+from paceline.errors import ProtocolError
+from paceline.messages import Address, Attach, Finished, Linked, Message, Params, Pull, Serve
+from paceline.ports import Delivery
+from paceline.transport import memory
+from paceline.transport.arrivals import Arrival
+from paceline.transport.tcp import TcpPort
+
+LANES = 2
+"""Connections for tensors each way between a worker and a server: one does not fill a fast link."""
+NUM_AHEAD = LANES + 2
+"""Steps whose places are named in advance. Each lane's thread may still have to note one that has arrived, so at least two of them
+are free whenever a worker is told to go on, and it takes one before it is told again."""
+
+
+class Guest:
+    """A worker's arena on this side, and how far its steps and pulls have come."""
+
+    def __init__(self, arena: memoryview) -> None:
+        self.arena = arena
+        self.next_step = 0
+        self.num_pulls = 0
+        self.wants_buffers = False
+        self.coming: list[Arrival] = []
+
+
+class ServerPort:
+    """A `ports.Port` over `port`, to the coordinator and to workers with lanes for tensors."""
+
+    def __init__(self, port: TcpPort, shard: int) -> None:
+        self._port = port
+        self._shard = shard
+        self._parts: Parts | None = None
+        self._shared = memoryview(b"")
+        self._guests: dict[Address, Guest] = {}
+        self._early: list[Delivery] = []
+        self._due: deque[Delivery] = deque()
+
+    # --- ports.Port ---------------------------------------------------------------------------------------
+
+    def send(self, to: Address, message: Message, attachments: Sequence[int] = ()) -> None:
+        """Send a message and what goes with it; never waits. Raises PeerLostError."""
+        match message:
+            case Linked():
+                self._expect(to)
+            case Params():
+                self._expect(to)
+                self._start(to)
+            case Finished() if self._parts is not None:
+                self._send_final(to, message)
+                return
+            case _:
+                pass
+        self._port.send(to, message, attachments)
+
+    def receive(self, timeout_s: float) -> Delivery | None:
+        """The next delivery; a worker's memory is made here."""
+        if self._due:
+            return self._due.popleft()
+        delivery = self._port.receive(timeout_s)
+        if delivery is None:
+            return None
+        match delivery.message:
+            case Serve() as serve:
+                self._parts = Parts(serve.model, serve.num_shards)
+                self._shared = memoryview(memory.map_shared(delivery.attachments[0], self._parts.shared_bytes))
+                self._due += [self._hosted(early, self._parts) for early in self._early]
+                self._early.clear()
+            case Attach():
+                if self._parts is None:
+                    # the size of its memory is known with the model
+                    self._early.append(delivery)
+                    return None
+                return self._hosted(delivery, self._parts)
+            case Pull(buffers=buffers) if delivery.sender in self._guests:
+                self._guests[delivery.sender].wants_buffers = buffers
+            case None:
+                self._guests.pop(delivery.sender, None)
+            case _:
+                pass
+        return delivery
+
+    def close(self) -> None:
+        """End every connection; what is still queued is sent first."""
+        self._port.close()
+
+    # --- what travels -------------------------------------------------------------------------------------
+
+    def _hosted(self, attach: Delivery, parts: Parts) -> Delivery:
+        """The worker's Attach with an arena on this side."""
+        fd = memory.create("arena", parts.arena_bytes)
+        self._guests[attach.sender] = Guest(memoryview(memory.map_shared(fd)))
+        return attach._replace(attachments=(fd,))
+
+    def _known(self, worker: Address) -> tuple[Parts, Guest]:
+        guest = self._guests.get(worker)
+        if self._parts is None or guest is None:
+            raise ProtocolError(f"server {self._shard} has no memory for {worker}")
+        return self._parts, guest
+
+    def _expect(self, worker: Address) -> None:
+        """Name the places of the steps to come."""
+        parts, guest = self._known(worker)
+        guest.coming = [arrival for arrival in guest.coming if not arrival.is_complete]
+        while len(guest.coming) < NUM_AHEAD * len(parts.gradient(0, self._shard)):
+            for number, place in enumerate(parts.gradient(guest.next_step % 2, self._shard)):
+                data = guest.arena[place]
+                guest.coming.append(self._port.expect(worker, UP_KEYS * guest.next_step + number, bytes_spec(data), data))
+            guest.next_step += 1
+
+    def _start(self, worker: Address) -> None:
+        """Stream what was copied for a pull; it changes with the worker's next pull at the earliest, when it has all of this."""
+        parts, guest = self._known(worker)
+        values = [guest.arena[parts.private(self._shard)]]
+        if guest.wants_buffers:
+            values += [guest.arena[parts.mean_buffers], self._shared[parts.constants]]
+        for number, data in enumerate(filled(values)):
+            self._port.start(worker, DOWN_KEYS * guest.num_pulls + number, bytes_spec(data), data)
+        guest.num_pulls += 1
+
+    def _send_final(self, to: Address, finished: Message) -> None:
+        """The shard's last values go with its Finished, for the final model."""
+        assert self._parts is not None
+        descriptors = [memory.create_from("final", self._shared[place]) for place in self._parts.final(self._shard)]
+        try:
+            self._port.send(to, finished, descriptors)
+        finally:
+            for fd in descriptors:
+                os.close(fd)

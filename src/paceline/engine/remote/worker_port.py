@@ -1,0 +1,134 @@
+"""A worker's port to servers that it shares no memory with: what they would read and write in place travels instead.
+
+The session and the worker's role stay as they are. A gradient is sent, and is in place at every server, before its
+Ready; the parameters of a pull are in place here before its Params is delivered.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from paceline.engine.remote.parts import Parts, bytes_spec, filled
+from paceline.errors import PeerLostError, ProtocolError
+from paceline.messages import Address, Attach, Hello, Message, ModelSpec, Params, Pull, Ready, Seeded, Welcome
+from paceline.ports import Delivery
+from paceline.transport import memory
+from paceline.transport.arrivals import Arrival
+from paceline.transport.tcp import TcpPort
+
+UP_KEYS, DOWN_KEYS = 2, 4
+"""Tensors have numbers that both ends count: of a step so many, of a pull so many."""
+
+
+class WorkerPort:
+    """A `ports.Port` over `port`, whose servers are connected with lanes for tensors; `timeout_s` is for each transfer.
+
+    Reading in place becomes reading into memory of this worker's own that stands for the shards'.
+    """
+
+    def __init__(self, port: TcpPort, *, timeout_s: float) -> None:
+        self._port = port
+        self._timeout_s = timeout_s
+        self._model: ModelSpec | None = None
+        self._parts: Parts | None = None
+        self._shared_fd = -1
+        self._shared = self._arena = memoryview(b"")
+        self._num_pulls: dict[Address, int] = {}
+        self._coming: dict[Address, list[Arrival]] = {}
+
+    # --- ports.Port ---------------------------------------------------------------------------------------
+
+    def send(self, to: Address, message: Message, attachments: Sequence[int] = ()) -> None:
+        """Send a message, and first what goes with it. Raises PeerLostError, DeadlineError when a transfer takes too long."""
+        match message:
+            case Hello(model=model):
+                self._model = model
+            case Attach():
+                self._arena, attachments = memoryview(memory.map_shared(attachments[0])), ()
+            case Seeded():
+                attachments = (self._shared_fd, *attachments)
+            case Ready(step=step, buffer=buffer):
+                self._push(step, buffer)
+            case Pull():
+                message = self._expect(to, message)
+            case _:
+                pass
+        self._port.send(to, message, attachments)
+        if isinstance(message, Seeded):
+            self._let_go()
+
+    def receive(self, timeout_s: float) -> Delivery | None:
+        """The next delivery, when what goes with it is here."""
+        delivery = self._port.receive(timeout_s)
+        if delivery is None:
+            return None
+        match delivery.message:
+            case Welcome() as welcome:
+                return delivery._replace(attachments=(self._welcomed(welcome, delivery.attachments),))
+            case Params():
+                return self._arrived(delivery, timeout_s)
+            case _:
+                return delivery
+
+    def close(self) -> None:
+        """End every connection; what is still queued is sent first."""
+        self._let_go()
+        self._port.close()
+
+    # --- what travels -------------------------------------------------------------------------------------
+
+    def _welcomed(self, welcome: Welcome, attachments: tuple[int, ...]) -> int:
+        """The memory that stands for the shards': new for the first worker, who writes the initial values into it."""
+        if self._model is None:
+            raise ProtocolError("the coordinator welcomes a worker that has not said hello")
+        self._parts = Parts(self._model, welcome.num_servers)
+        fd = attachments[0] if attachments else memory.create("parameters", self._parts.shared_bytes)
+        self._shared = memoryview(memory.map_shared(fd, self._parts.shared_bytes))
+        if welcome.first:
+            self._let_go()
+            self._shared_fd = os.dup(fd)
+        return fd
+
+    def _let_go(self) -> None:
+        if self._shared_fd >= 0:
+            os.close(self._shared_fd)
+            self._shared_fd = -1
+
+    def _known(self) -> Parts:
+        if self._parts is None:
+            raise ProtocolError("a worker that was not welcomed exchanges tensors")
+        return self._parts
+
+    def _push(self, step: int, buffer: int) -> None:
+        """Send a gradient; returns when every server has all of it."""
+        parts = self._known()
+        departures = [
+            self._port.start(Address("server", shard), UP_KEYS * step + number, bytes_spec(data), data)
+            for shard in range(parts.num_shards)
+            for number, data in enumerate(self._arena[place] for place in parts.gradient(buffer, shard))
+        ]
+        for departure in departures:
+            departure.wait(self._timeout_s)
+
+    def _expect(self, server: Address, pull: Pull) -> Pull:
+        """Name the places of what a pull brings; a server always copies, for it cannot be read in place."""
+        parts, shard = self._known(), server.id
+        places = [self._arena[parts.private(shard)] if pull.copy else self._shared[parts.shared(shard)]]
+        if pull.buffers:
+            places += [self._arena[parts.mean_buffers], self._shared[parts.constants]]
+        first = DOWN_KEYS * self._num_pulls.get(server, 0)
+        self._num_pulls[server] = self._num_pulls.get(server, 0) + 1
+        self._coming[server] = [
+            self._port.expect(server, first + number, bytes_spec(place), place) for number, place in enumerate(filled(places))
+        ]
+        return Pull(pull.at_least, True, pull.taken, pull.buffers)
+
+    def _arrived(self, delivery: Delivery, timeout_s: float) -> Delivery | None:
+        try:
+            for arrival in self._coming.pop(delivery.sender, ()):
+                arrival.wait(self._timeout_s)
+        except PeerLostError:
+            # its end is the next thing that is heard of it
+            return self.receive(timeout_s)
+        return delivery

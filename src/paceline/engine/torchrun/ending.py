@@ -1,0 +1,144 @@
+"""How a launched script ends: the others are told, the launcher and people find the reason, and nothing is left running.
+
+The script is not ours to run, so its end is met where Python passes: the exception hook, SIGTERM, and the exit.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType, TracebackType
+
+from paceline.config import Resolved
+from paceline.engine.link import Link
+from paceline.engine.local.blame import failed_of
+from paceline.engine.local.results import report_line, result_lines
+from paceline.engine.local.run_dir import settle_summary
+from paceline.engine.torchrun.nursery import Nursery
+from paceline.errors import ExitCode, PacelineError, PeerLostError, RunEnded, WriteError
+from paceline.messages import COORDINATOR, Address, Bye, Failed
+from paceline.ports import Port
+from paceline.roles.patience import LEAST_WAIT_S
+
+ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+REASON = "reason.json"
+GRACE_S = 10.0
+"""How long children may take to end once this worker has failed; launchers kill after about 30 s."""
+
+
+class Ending:
+    """The end of the script of worker `who`, watched for from `watch` on; `write_report` is for the one that has the run directory."""
+
+    def __init__(self, link: Link, port: Port, nursery: Nursery, write_report: Callable[[Path], Path]) -> None:
+        self._link, self._port, self._nursery, self._write_report = link, port, nursery, write_report
+        self._resolved: Resolved = link.resolved
+        self._who = Address("worker", link.member.worker)
+        self._failed: Failed | None = None
+        self._is_over = False
+        self._former_hook = sys.excepthook
+
+    def watch(self) -> None:
+        """From now on the end of this process is this object's."""
+        self._former_hook, sys.excepthook = sys.excepthook, self._raised
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, self._terminated)
+        atexit.register(self._over)
+
+    # --- why it ends --------------------------------------------------------------------------------------
+
+    def _raised(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        """The script let an exception through. A sentence of ours stands for itself; SystemExit here is how Python takes its code."""
+        if isinstance(error, KeyboardInterrupt):
+            self._failed = Failed(ExitCode.INTERRUPTED, f"{self._who} was interrupted")
+        elif isinstance(error, RunEnded):
+            self._failed = Failed(error.code, str(error))
+        else:
+            self._failed = failed_of(error, self._who, self._resolved.settings.script)
+        if self._failed.code:
+            write_error_file(error, os.environ.get(ERROR_FILE))
+        if not isinstance(error, PacelineError):
+            self._former_hook(kind, error, trace)
+            return
+        sys.stderr.write(f"paceline: {self._failed.sentence}\n")
+        raise SystemExit(int(self._failed.code))
+
+    def _terminated(self, number: int, _: FrameType | None) -> None:
+        if self._is_over:
+            os._exit(ExitCode.TERMINATED)
+        self._failed = Failed(ExitCode.TERMINATED, f"{self._who} was terminated by {signal.Signals(number).name}")
+        raise SystemExit(int(ExitCode.TERMINATED))
+
+    # --- the end ------------------------------------------------------------------------------------------
+
+    def _over(self) -> None:
+        """The script is over, however: tell it, and wait for what this process has started."""
+        self._is_over = True
+        is_silent = self._failed is None and not self._link.joined
+        if is_silent:
+            script = self._resolved.settings.script
+            sentence = f"{self._who}: {script} ended without calling run.prepare(...), so there was nothing to train"
+            self._failed = Failed(ExitCode.SCRIPT_FAILED, sentence)
+            sys.stderr.write(f"paceline: {sentence}\n")
+        with suppress(PeerLostError):
+            told = Bye() if self._failed is None else Failed(self._failed.code, self._failed.sentence)
+            self._port.send(COORDINATOR, told)
+        self._port.close()
+        patience_s = max(self._resolved.settings.patience_s, LEAST_WAIT_S)
+        self._nursery.await_end(patience_s, None if self._failed is None else GRACE_S)
+        code = self._tell()
+        if code and (is_silent or self._failed is None):
+            # Python would end with 0; what was printed goes out first
+            for stream in (sys.stdout, sys.stderr):
+                with suppress(OSError, ValueError):
+                    stream.flush()
+            os._exit(code)
+
+    def _tell(self) -> int:
+        """The last lines and the reason, where the coordinator was; returns the code that this process should end with."""
+        cause = self._nursery.outcome()
+        own = 0 if self._failed is None else int(self._failed.code)
+        if not self._nursery.has_coordinator:
+            return own
+        code = int(cause.code) if cause is not None else 0
+        run_dir = Path(self._resolved.settings.out)
+        if cause is not None:
+            sys.stderr.write(f"paceline: {cause.sentence}\n")
+        try:
+            summary = settle_summary(run_dir, {}, code)
+            if cause is not None:
+                write_reason(run_dir, code, cause.sentence)
+        except WriteError as error:
+            sys.stderr.write(f"paceline: {error}\n")
+            return own or code or int(error.exit_code)
+        for line in [*result_lines(summary), report_line(run_dir, self._write_report)]:
+            sys.stdout.write(f"{line}\n")
+        return own or code
+
+
+def write_reason(run_dir: Path, code: int, sentence: str) -> None:
+    """Say in the run directory why the run has ended. Raises WriteError."""
+    path = run_dir / REASON
+    try:
+        path.write_text(json.dumps({"exit": code, "reason": sentence}) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise WriteError(f"{path} could not be written: {error.strerror or error}") from error
+
+
+def write_error_file(error: BaseException, path: str | None) -> None:
+    """Tell the launcher what was raised, as torch's `@record` does; one that is there already has been told by the script."""
+    if not path or os.path.exists(path):
+        return
+    stack = "".join(traceback.format_exception(error))
+    extra = {"py_callstack": stack, "timestamp": str(int(time.time()))}
+    text = json.dumps({"message": {"message": f"{type(error).__name__}: {error}", "extraInfo": extra}})
+    # the launcher goes without it rather than that the cause is hidden by another error
+    with suppress(OSError):
+        Path(path).write_text(text, encoding="utf-8")

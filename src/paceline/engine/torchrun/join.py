@@ -1,0 +1,141 @@
+"""`paceline.init()` under a launcher: the processes of the run are started, found and connected, and this one is a worker of it.
+
+Rank 0 decides the settings, makes the run directory and starts the coordinator; the first worker of each host starts a server.
+All that is written down for the others is read by them in the same order, rank 0 included.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from paceline.config import DEFAULT, Resolved, resolve
+from paceline.engine.link import Link, Member, install
+from paceline.engine.local.child import Brief
+from paceline.engine.local.run_dir import prepare_run_dir
+from paceline.engine.remote.server_port import LANES
+from paceline.engine.remote.worker_port import WorkerPort
+from paceline.engine.surroundings import Surroundings
+from paceline.engine.torchrun.board import Board
+from paceline.engine.torchrun.ending import Ending
+from paceline.engine.torchrun.launch import Launch
+from paceline.engine.torchrun.nursery import Nursery
+from paceline.engine.torchrun.place import CONNECT_S, host_of, trust_at
+from paceline.errors import ConfigError, PacelineError
+from paceline.messages import COORDINATOR, Address
+from paceline.roles.patience import LEAST_WAIT_S
+from paceline.transport.dial import Endpoint
+from paceline.transport.tcp import TcpPort
+
+SETTINGS, ENDPOINT = "settings", "at"
+
+
+class Decided(msgspec.Struct, frozen=True):
+    """The settings that rank 0 has decided on, or why there are none."""
+
+    resolved: Resolved | None
+    error: str = ""
+
+
+class Launched(Surroundings):
+    """A worker that a launcher has started."""
+
+    engine = "torchrun"
+
+    def __init__(self, launch: Launch) -> None:
+        self.because = launch.because
+
+
+class Joining:
+    """The way of one process into the run of its launch."""
+
+    def __init__(self, launch: Launch, wishes: Mapping[str, object], write_report: Callable[[Path], Path]) -> None:
+        self._launch, self._wishes, self._write_report = launch, wishes, write_report
+        self._host = host_of(launch, os.environ)
+        self._trust = trust_at(self._host, os.environ)
+        self._board = Board(launch, self._trust)
+
+    def join(self) -> Link:
+        """Become a worker, whose link is this process's own from now on. Raises what keeps the run from beginning."""
+        launch, board = self._launch, self._board
+        life = board.count(f"life/{launch.rank}")
+        board.write(f"local/{launch.rank}", str(launch.local_rank).encode())
+        firsts = [rank for rank in range(launch.world_size) if self._local_rank_of(rank) == 0]
+        if launch.rank == 0:
+            self._decide(len(firsts))
+        resolved = self._decided()
+        nursery = Nursery(Path(resolved.settings.out))
+        if launch.rank == 0:
+            self._start(nursery, COORDINATOR, resolved, None)
+        coordinator = self._where(COORDINATOR, 0)
+        if launch.rank in firsts:
+            self._start(nursery, Address("server", firsts.index(launch.rank)), resolved, coordinator)
+        port = TcpPort(Address("worker", launch.rank), self._trust, incarnation=life)
+        port.connect(COORDINATOR, coordinator, timeout_s=CONNECT_S)
+        for shard, rank in enumerate(firsts):
+            server = Address("server", shard)
+            port.connect(server, self._where(server, rank), timeout_s=CONNECT_S, lanes=LANES)
+        worker_port = WorkerPort(port, timeout_s=max(resolved.settings.patience_s, LEAST_WAIT_S))
+        link = Link(worker_port, Member(launch.rank, life, launch.world_size, len(firsts)), resolved, Launched(launch))
+        nursery.watch()
+        Ending(link, worker_port, nursery, self._write_report).watch()
+        install(link)
+        return link
+
+    # --- what is decided once -----------------------------------------------------------------------------
+
+    def _decide(self, num_hosts: int) -> None:
+        try:
+            resolved = settings_of(self._launch, self._wishes, num_hosts, os.environ)
+            prepare_run_dir(Path(resolved.settings.out), resolved)
+        except PacelineError as error:
+            self._board.write(SETTINGS, msgspec.json.encode(Decided(None, str(error))))
+            raise
+        for sentence in (f"run directory: {resolved.settings.out}", *resolved.warnings()):
+            sys.stderr.write(f"paceline: {sentence}\n")
+        self._board.write(SETTINGS, msgspec.json.encode(Decided(resolved)))
+
+    def _decided(self) -> Resolved:
+        decided = msgspec.json.decode(self._board.read(SETTINGS, "rank 0"), type=Decided)
+        if decided.resolved is None:
+            raise ConfigError(f"rank 0: {decided.error}")
+        return decided.resolved
+
+    # --- who is where -------------------------------------------------------------------------------------
+
+    def _local_rank_of(self, rank: int) -> int:
+        return int(self._board.read(f"local/{rank}", f"rank {rank}"))
+
+    def _start(self, nursery: Nursery, who: Address, resolved: Resolved, coordinator: Endpoint | None) -> None:
+        blank = Brief("", who.role, who.id, 0, 0, -1, -1, resolved, self._host, coordinator)
+        endpoint = nursery.start(nursery.brief(blank))
+        self._board.write(f"{ENDPOINT}/{who.role}/{who.id}", msgspec.json.encode(endpoint))
+
+    def _where(self, who: Address, rank: int) -> Endpoint:
+        note = self._board.read(f"{ENDPOINT}/{who.role}/{who.id}", f"rank {rank}, which starts {who},")
+        return msgspec.json.decode(note, type=Endpoint)
+
+
+def settings_of(launch: Launch, wishes: Mapping[str, object], num_hosts: int, environ: Mapping[str, str]) -> Resolved:
+    """The run's settings: the launcher says how many workers there are, and each host has one server. Raises ConfigError."""
+    resolved = resolve(
+        cores=launch.world_size,
+        stamp=datetime.now(UTC).strftime("%Y%m%d-%H%M%S"),
+        init=wishes,
+        environ=environ,
+        script=sys.argv[0],
+        args=sys.argv[1:],
+    )
+    settings, origins = resolved.settings, resolved.origins
+    for name, size, why in (("workers", launch.world_size, "processes"), ("servers", num_hosts, "hosts, one server each")):
+        if origins[name] != DEFAULT and getattr(settings, name) != size:
+            raise ConfigError(
+                f"{origins[name]}: {name} {getattr(settings, name)} is not allowed, {launch.launcher} has started {size} {why}"
+            )
+    settings = msgspec.structs.replace(settings, workers=launch.world_size, servers=num_hosts, engine="torchrun")
+    return Resolved(settings, {**origins, "workers": launch.because, "engine": launch.because})

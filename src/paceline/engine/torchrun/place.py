@@ -1,0 +1,42 @@
+"""At which address this host is reached by the others of a launch, and how its connections are protected."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+
+from paceline.engine.torchrun.launch import Launch
+from paceline.errors import ConfigError
+from paceline.transport.trust import Trust, is_loopback, key_of, trust_for
+from paceline.transport.wire import Wire
+
+CONNECT_S = 30.0
+LOOPBACK = "127.0.0.1"
+
+
+def host_of(launch: Launch, environ: Mapping[str, str]) -> str:
+    """PACELINE_HOST, else loopback when all are on one host, else the address from which MASTER_ADDR is reached."""
+    given = environ.get("PACELINE_HOST", "").strip()
+    if given:
+        return given
+    master, port = launch.address
+    if launch.is_one_host or is_loopback(master):
+        return LOOPBACK
+    try:
+        family, _, _, _, address = socket.getaddrinfo(master, port, type=socket.SOCK_DGRAM)[0]
+        # nothing is sent: the kernel is asked which way it would go
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(address)
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        where = f"MASTER_ADDR {master} cannot be reached from {socket.gethostname()}"
+        raise ConfigError(f"{where}: {error.strerror or error}; set PACELINE_HOST to this host's own address") from error
+
+
+def trust_at(host: str, environ: Mapping[str, str]) -> Trust:
+    """The protection of connections at `host`, by PACELINE_KEY_FILE and PACELINE_WIRE. Raises ConfigError when it is too little."""
+    wanted = environ.get("PACELINE_WIRE", "").strip()
+    names = {wire.name.lower(): wire for wire in Wire}
+    if wanted and wanted not in names:
+        raise ConfigError(f"PACELINE_WIRE: {wanted!r} is not allowed, it must be {' or '.join(names)}")
+    return trust_for(host, key_of(environ.get("PACELINE_KEY_FILE")), names[wanted] if wanted else None)
