@@ -158,6 +158,8 @@ def run(script: _Script = None, /, *args: _Args, options: Options = Options()) -
         raise ConfigError(f"run needs a script, as in {_USAGE}")
     text = _text_of(script)
     resolved = _resolved(options, script, args)
+    if resolved.settings.engine == "torchrun":
+        raise ConfigError(f"--engine torchrun is started by its launcher, as in torchrun --nproc-per-node 2 {script}")
     if resolved.settings.engine == "virtual":
         _begin_anew()
     for sentence in (*resolved.warnings(), *_misplaced(args, script, text)):

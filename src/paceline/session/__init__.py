@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from paceline.config import COMMAND_LINE, Resolved, check_policy, resolve
 from paceline.dash.report import write_report
-from paceline.engine.link import Link, current
-from paceline.engine.torchrun.launch import find_launch
+from paceline.engine.link import current
+from paceline.engine.torchrun.join import launched
 from paceline.errors import ConfigError, UsageError
 from paceline.hybrid import Mode, start_of
 from paceline.session.joined import Joined
@@ -27,7 +27,7 @@ _run: Run | None = None
 
 
 def init(pace: str | Mode | None = None, **settings: object) -> Run:
-    """The run of this script: one worker of a job under `paceline run`, else the script alone.
+    """The run of this script: one worker of a job under `paceline run` or a launcher, else the script alone.
 
     `pace` and further settings are what the script wishes for; the command line beats them. Raises ConfigError for
     a value that is not allowed, UsageError when called a second time.
@@ -37,7 +37,7 @@ def init(pace: str | Mode | None = None, **settings: object) -> Run:
     if _run is not None or (link is not None and link.has_run):
         raise UsageError("paceline.init() was called a second time; a script has one run, keep what the first call returned")
     wishes = {"pace": pace, **settings}
-    link = link or _launched(wishes)
+    link = link or launched(os.environ, wishes, write_report)
     if link is None:
         # alone, no quorum is too large: the script is to run as it is
         resolved = resolve(cores=MOST_PROCESSES, stamp="", init=wishes, environ=os.environ)
@@ -51,19 +51,6 @@ def init(pace: str | Mode | None = None, **settings: object) -> Run:
     where = link.surroundings
     say(f"engine {where.engine}, because {where.because}: worker {run.worker} of {run.num_workers}, pace {decided.pace}")
     return run
-
-
-def _launched(wishes: Mapping[str, object]) -> Link | None:
-    """The link of a run that a launcher has started, None without one; PACELINE_ENGINE or `init(engine=...)` may rule it out, or in."""
-    chosen = wishes.get("engine") or os.environ.get("PACELINE_ENGINE")
-    launch = find_launch(os.environ) if chosen in (None, "torchrun") else None
-    if launch is None:
-        if chosen == "torchrun":
-            raise ConfigError("engine torchrun needs a launcher that sets RANK and WORLD_SIZE (torchrun, srun, mpirun), and none has")
-        return None
-    from paceline.engine.torchrun.join import Joining
-
-    return Joining(launch, wishes, write_report).join()
 
 
 def in_force(resolved: Resolved, wishes: Mapping[str, object]) -> Settings:

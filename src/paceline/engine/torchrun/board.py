@@ -10,10 +10,10 @@ import hmac
 import socket
 from datetime import timedelta
 
-from torch.distributed import TCPStore
+from torch.distributed import DistNetworkError, DistStoreError, TCPStore
 
 from paceline.engine.torchrun.launch import Launch
-from paceline.errors import ConfigError, DeadlineError, ProtocolError
+from paceline.errors import ConfigError, DeadlineError, PeerLostError, ProtocolError
 from paceline.transport.trust import Trust
 
 START_S = 120.0
@@ -41,7 +41,12 @@ class Board:
         try:
             self._store.wait([key], timedelta(seconds=timeout_s))
             signed = self._store.get(key)
-        except RuntimeError as error:
+        except DistNetworkError as error:
+            host, port = self._launch.address
+            raise PeerLostError(
+                f"rank {self._launch.rank} lost the store at {host}:{port}, while it waited for {whose}: {_short(error)}"
+            ) from error
+        except DistStoreError as error:
             who = f"rank {self._launch.rank} waited {timeout_s:g} s for {whose}"
             raise DeadlineError(f"{who} to call paceline.init(), and it did not") from error
         note = signed[_SIGNATURE_BYTES:]
@@ -57,6 +62,11 @@ class Board:
         return hmac.digest(self._secret, b"paceline note\0" + f"{self._prefix}/{name}\0".encode() + note, "sha256")
 
 
+def _short(error: Exception) -> str:
+    """The first line of what torch says, whose others are a C++ stack."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
 def _open_store(launch: Launch) -> TCPStore:
     host, port = launch.address
     timeout = timedelta(seconds=START_S)
@@ -66,7 +76,7 @@ def _open_store(launch: Launch) -> TCPStore:
         return _serve_store(host, port, timeout)
     except (RuntimeError, OSError) as error:
         what = "open" if launch.rank == 0 and not launch.has_store else "reach"
-        reason = (error.strerror or str(error)) if isinstance(error, OSError) else str(error).splitlines()[0]
+        reason = (error.strerror or str(error)) if isinstance(error, OSError) else _short(error)
         raise ConfigError(f"rank {launch.rank} cannot {what} the store at {host}:{port} (MASTER_ADDR and MASTER_PORT): {reason}") from error
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType, TracebackType
+from typing import NoReturn
 
 from paceline.config import Resolved
 from paceline.engine.link import Link
@@ -34,6 +35,9 @@ GRACE_S = 10.0
 """How long children may take to end once this worker has failed; launchers kill after about 30 s."""
 
 
+Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
+
+
 class Ending:
     """The end of the script of worker `who`, watched for from `watch` on; `write_report` is for the one that has the run directory."""
 
@@ -44,10 +48,12 @@ class Ending:
         self._failed: Failed | None = None
         self._is_over = False
         self._former_hook = sys.excepthook
+        self._former_unraisable_hook = sys.unraisablehook
 
     def watch(self) -> None:
         """From now on the end of this process is this object's."""
         self._former_hook, sys.excepthook = sys.excepthook, self._raised
+        self._former_unraisable_hook, sys.unraisablehook = sys.unraisablehook, self._unraisable
         if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             signal.signal(signal.SIGTERM, self._terminated)
         atexit.register(self._over)
@@ -55,7 +61,7 @@ class Ending:
     # --- why it ends --------------------------------------------------------------------------------------
 
     def _raised(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        """The script let an exception through. A sentence of ours stands for itself; SystemExit here is how Python takes its code."""
+        """The script let an exception through; a sentence of ours stands for itself."""
         if isinstance(error, KeyboardInterrupt):
             self._failed = Failed(ExitCode.INTERRUPTED, f"{self._who} was interrupted")
         elif isinstance(error, RunEnded):
@@ -67,8 +73,12 @@ class Ending:
         if not isinstance(error, PacelineError):
             self._former_hook(kind, error, trace)
             return
-        sys.stderr.write(f"paceline: {self._failed.sentence}\n")
-        raise SystemExit(int(self._failed.code))
+        _exit_with(self._failed)
+
+    def _unraisable(self, raised: sys.UnraisableHookArgs) -> None:
+        """Loops that are closed on the way out cannot say so to a run that has ended; its cause is told already."""
+        if self._failed is None or not isinstance(raised.exc_value, PacelineError):
+            self._former_unraisable_hook(raised)
 
     def _terminated(self, number: int, _: FrameType | None) -> None:
         if self._is_over:
@@ -121,6 +131,25 @@ class Ending:
         for line in [*result_lines(summary), report_line(run_dir, self._write_report)]:
             sys.stdout.write(f"{line}\n")
         return own or code
+
+
+def plainly(former: Hook) -> Hook:
+    """An exception hook for the time before there is a run: an error of ours is a sentence and its exit code, others are `former`'s."""
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if not isinstance(error, PacelineError):
+            former(kind, error, trace)
+            return
+        write_error_file(error, os.environ.get(ERROR_FILE))
+        _exit_with(Failed(error.exit_code, str(error)))
+
+    return hook
+
+
+def _exit_with(failed: Failed) -> NoReturn:
+    """In an exception hook SystemExit is how Python takes its exit code."""
+    sys.stderr.write(f"paceline: {failed.sentence}\n")
+    raise SystemExit(int(failed.code))
 
 
 def write_reason(run_dir: Path, code: int, sentence: str) -> None:

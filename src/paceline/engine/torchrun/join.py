@@ -22,8 +22,8 @@ from paceline.engine.remote.server_port import LANES
 from paceline.engine.remote.worker_port import WorkerPort
 from paceline.engine.surroundings import Surroundings
 from paceline.engine.torchrun.board import Board
-from paceline.engine.torchrun.ending import Ending
-from paceline.engine.torchrun.launch import Launch
+from paceline.engine.torchrun.ending import Ending, plainly
+from paceline.engine.torchrun.launch import Launch, find_launch
 from paceline.engine.torchrun.nursery import Nursery
 from paceline.engine.torchrun.place import CONNECT_S, host_of, trust_at
 from paceline.errors import ConfigError, PacelineError
@@ -33,6 +33,24 @@ from paceline.transport.dial import Endpoint
 from paceline.transport.tcp import TcpPort
 
 SETTINGS, ENDPOINT = "settings", "at"
+
+
+def launched(environ: Mapping[str, str], wishes: Mapping[str, object], write_report: Callable[[Path], Path]) -> Link | None:
+    """The link of a run that a launcher has started, None without one. PACELINE_ENGINE or `init(engine=...)` rules it out, or in.
+
+    What keeps the run from beginning is raised, and told in one sentence if the script lets it through.
+    """
+    chosen = wishes.get("engine") or environ.get("PACELINE_ENGINE")
+    if chosen not in (None, "torchrun"):
+        return None
+    try:
+        launch = find_launch(environ)
+        if launch is None and chosen is not None:
+            raise ConfigError("engine torchrun needs a launcher that sets RANK and WORLD_SIZE (torchrun, srun, mpirun), and none has")
+        return None if launch is None else Joining(launch, wishes, write_report).join()
+    except PacelineError:
+        sys.excepthook = plainly(sys.excepthook)
+        raise
 
 
 class Decided(msgspec.Struct, frozen=True):

@@ -1,0 +1,199 @@
+"""Scripts under a launcher: found, trained over TCP with the same result as on one machine, and ended in every way."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from launch import SCRIPTS, environment, events, paceline_run
+from paceline.trace.record import read_summary
+from paceline.transport.keys import write_key_file
+
+SCRIPT = SCRIPTS / "launched.py"
+TIMEOUT_S = 100.0
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+class Ranks:
+    """Processes with the environment that launchers agree on, `on_each` of them on each of several pretended hosts."""
+
+    def __init__(self, out: Path, *arguments: str, size: int, on_each: int, **settings: str) -> None:
+        self.out = out
+        own = {f"PACELINE_{name.upper()}": value for name, value in {"pace": "sync", "out": str(out), **settings}.items()}
+        shared = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), **own}
+        self.processes = [
+            subprocess.Popen(
+                [sys.executable, str(SCRIPT), *arguments],
+                env=environment(
+                    **shared, RANK=str(rank), LOCAL_RANK=str(rank % on_each), TORCHELASTIC_ERROR_FILE=f"{out}-error-{rank}.json"
+                ),
+                stdout=(out.parent / f"{out.name}-{rank}.txt").open("w"),
+                stderr=subprocess.STDOUT,
+            )
+            for rank in range(size)
+        ]
+
+    def codes(self) -> list[int]:
+        """Every process's exit code, none later than the deadline."""
+        end = time.monotonic() + TIMEOUT_S
+        return [process.wait(max(0.1, end - time.monotonic())) for process in self.processes]
+
+    def printed(self, rank: int) -> str:
+        return (self.out.parent / f"{self.out.name}-{rank}.txt").read_text()
+
+    def wait_for_updates(self, count: int) -> None:
+        end = time.monotonic() + TIMEOUT_S
+        while sum(event["event"] == "update" for event in events(self.out)) < count:
+            assert all(process.poll() is None for process in self.processes), self.printed(0)
+            assert time.monotonic() < end
+            time.sleep(0.05)
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+
+Launched = Callable[..., Ranks]
+
+
+@pytest.fixture
+def launched(tmp_path: Path) -> Iterator[Launched]:
+    started: list[Ranks] = []
+
+    def start(*arguments: str, size: int = 4, on_each: int = 2, **settings: str) -> Ranks:
+        started.append(Ranks(tmp_path / f"run{len(started)}", *arguments, size=size, on_each=on_each, **settings))
+        return started[-1]
+
+    yield start
+    for ranks in started:
+        ranks.close()
+
+
+def test_two_hosts_of_two_end_with_the_same_bits_as_one_machine(launched: Launched, tmp_path: Path) -> None:
+    ranks = launched("states", "0", servers="2", leases="static")
+    assert ranks.codes() == [0] * 4, ranks.printed(0)
+    local = tmp_path / "local"
+    done = paceline_run(SCRIPT, "states", "0", out=local, workers=4, servers=2, leases="static")
+    assert done.returncode == 0, done.stderr
+    assert (local / "final.safetensors").read_bytes() == (ranks.out / "final.safetensors").read_bytes()
+    ends = [ranks.printed(rank).split(" has ")[1].split("\n")[0] for rank in range(4)]
+    assert len(set(ends)) == 1
+    assert f"has {ends[0]}" in done.stdout
+    assert "engine torchrun, because a launcher has set RANK and WORLD_SIZE: worker 3 of 4" in ranks.printed(3)
+
+
+@pytest.mark.parametrize("pace", ["async", "ssp:3", "hybrid"])
+def test_every_kind_of_pace_counts_every_sample_once(pace: str, launched: Launched) -> None:
+    ranks = launched("plain", "0", size=2, pace=pace)
+    assert ranks.codes() == [0, 0], ranks.printed(0)
+    assert read_summary(ranks.out)["ledger"] == {"once": 800, "repeated": 0, "skipped": 0, "undone": 0}
+    assert "every sample once" in ranks.printed(0)
+
+
+def test_with_a_key_file_the_settings_and_all_traffic_are_proved(launched: Launched, tmp_path: Path) -> None:
+    key = tmp_path / "job.key"
+    write_key_file(key)
+    ranks = launched("plain", "0", size=2, on_each=1, key_file=str(key), wire="tls")
+    assert ranks.codes() == [0, 0], ranks.printed(0)
+    assert key.read_text() not in "".join(path.read_text(errors="replace") for path in ranks.out.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("pace", ["sync", "async"])
+def test_a_killed_worker_is_a_leave_and_the_others_do_its_samples(pace: str, launched: Launched) -> None:
+    ranks = launched("plain", "0.02", size=3, on_each=3, pace=pace)
+    ranks.wait_for_updates(5)
+    ranks.processes[2].kill()
+    assert ranks.codes() == [0, 0, -signal.SIGKILL], ranks.printed(0)
+    summary = read_summary(ranks.out)
+    assert summary["ledger"] == {"once": 800, "repeated": 0, "skipped": 0, "undone": 0}
+    assert summary["lost"] == [2]
+
+
+@pytest.mark.parametrize(("rank", "names"), [(0, ("rank 0", "server 0")), (2, ("server 1",))])
+def test_without_a_hosts_first_worker_the_others_end_and_name_who_was_lost(rank: int, names: tuple[str, ...], launched: Launched) -> None:
+    ranks = launched("plain", "0.02", servers="2")
+    ranks.wait_for_updates(3)
+    ranks.processes[rank].kill()
+    codes = ranks.codes()
+    assert codes.pop(rank) == -signal.SIGKILL
+    assert codes == [4, 4, 4]
+    assert any(f"{name} was lost" in ranks.printed(1) for name in names), ranks.printed(1)
+    assert not [path for path in Path("/proc").glob("[0-9]*/environ") if str(ranks.out).encode() in readable(path)]
+
+
+def readable(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def test_sigterm_ends_all_with_143_and_a_reason(launched: Launched) -> None:
+    ranks = launched("plain", "0.02", size=3, on_each=3)
+    ranks.wait_for_updates(3)
+    ranks.processes[1].terminate()
+    assert ranks.codes() == [143, 143, 143]
+    assert json.loads((ranks.out / "reason.json").read_text()) == {"exit": 143, "reason": "worker 1 was terminated by SIGTERM"}
+    assert read_summary(ranks.out)["exit"] == 143
+    assert "Traceback" not in "".join(ranks.printed(rank) for rank in range(3))
+
+
+def test_what_a_script_raises_reaches_the_launcher_the_others_and_the_run_directory(launched: Launched) -> None:
+    ranks = launched("raise", "0", size=2)
+    assert ranks.codes() == [1, 1]
+    told = json.loads(Path(f"{ranks.out}-error-1.json").read_text())["message"]
+    assert told["message"] == "ValueError: on purpose"
+    assert "launched.py" in told["extraInfo"]["py_callstack"]
+    assert int(told["extraInfo"]["timestamp"]) > 0
+    assert json.loads((ranks.out / "reason.json").read_text())["reason"].endswith("launched.py raised ValueError: on purpose")
+    assert "raised ValueError: on purpose" in ranks.printed(0)
+    assert "Traceback" not in ranks.printed(0)
+
+
+def test_a_script_that_never_prepares_is_told_and_fails(launched: Launched) -> None:
+    ranks = launched("early", "0", size=2)
+    assert ranks.codes() == [1, 1]
+    assert "ended without calling run.prepare" in ranks.printed(1)
+
+
+def test_what_rank_0_refuses_every_rank_tells(launched: Launched) -> None:
+    ranks = launched("plain", "0", size=2, workers="3")
+    assert ranks.codes() == [2, 2]
+    for rank in range(2):
+        assert "PACELINE_WORKERS: workers 3 is not allowed, a launcher has started 2 processes" in ranks.printed(rank)
+        assert "Traceback" not in ranks.printed(rank)
+
+
+@pytest.mark.slow
+def test_torchrun_itself_with_two_nodes_of_two(tmp_path: Path) -> None:
+    port, out = free_port(), tmp_path / "run"
+    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2", "--master-addr", "127.0.0.1"]
+    nodes = [
+        subprocess.Popen(
+            [*command, "--master-port", str(port), "--node-rank", str(node), str(SCRIPT), "plain", "0"],
+            env=environment(PACELINE_OUT=str(out), PACELINE_PACE="sync"),
+        )
+        for node in range(2)
+    ]
+    try:
+        assert [node.wait(TIMEOUT_S) for node in nodes] == [0, 0]
+    finally:
+        for node in nodes:
+            node.kill()
+    assert read_summary(out)["ledger"] == {"once": 800, "repeated": 0, "skipped": 0, "undone": 0}
+    assert os.path.exists(out / "report.html")
