@@ -91,7 +91,7 @@ def test_two_hosts_of_two_end_with_the_same_bits_as_one_machine(launched: Launch
     done = paceline_run(SCRIPT, "states", "0", out=local, workers=4, servers=2, leases="static")
     assert done.returncode == 0, done.stderr
     assert (local / "final.safetensors").read_bytes() == (ranks.out / "final.safetensors").read_bytes()
-    ends = [ranks.printed(rank).split(" has ")[1].split("\n")[0] for rank in range(4)]
+    ends = [ranks.printed(rank).split(f"rank {rank} has ")[1].split("\n")[0] for rank in range(4)]
     assert len(set(ends)) == 1
     assert f"has {ends[0]}" in done.stdout
     assert "engine torchrun, because a launcher has set RANK and WORLD_SIZE: worker 3 of 4" in ranks.printed(3)
@@ -122,6 +122,7 @@ def test_a_killed_worker_is_a_leave_and_the_others_do_its_samples(pace: str, lau
     summary = read_summary(ranks.out)
     assert summary["ledger"] == {"once": 800, "repeated": 0, "skipped": 0, "undone": 0}
     assert summary["lost"] == [2]
+    assert "worker 2 was lost (its connection ended) and has left, the others go on" in ranks.printed(0)
 
 
 @pytest.mark.parametrize(("rank", "names"), [(0, ("rank 0", "server 0")), (2, ("server 1",))])

@@ -9,17 +9,27 @@ from paceline.engine.local.child import begin
 from paceline.engine.local.coordinator_main import CoordinatorProcess, conduct, expected
 from paceline.engine.remote.joint import Joint
 from paceline.engine.remote.keeper import RemoteKeeper
-from paceline.engine.torchrun.place import trust_at
+from paceline.engine.torchrun.place import SILENCE_S, trust_at
 from paceline.errors import PacelineError
-from paceline.messages import SUPERVISOR, Failed, Listening
+from paceline.messages import SUPERVISOR, Address, Failed, Listening, Remark
 from paceline.transport.tcp import TcpPort
+
+
+class RemoteCoordinator(CoordinatorProcess):
+    """The coordinator's process where no supervisor sees workers die: it tells of those that have left."""
+
+    def _lose(self, who: Address, reason: str, now_s: float) -> None:
+        is_news = who.role == "worker" and who not in self._left
+        super()._lose(who, reason, now_s)
+        if is_news and self._end is None:
+            self._tell(Remark(f"{who} was lost ({reason}) and has left, the others go on"))
 
 
 def main() -> int:
     """Run the coordinator; the exit code is the run's."""
     brief, near = begin(dies_with_parent=False)
     try:
-        far = TcpPort(brief.me, trust_at(brief.host, os.environ))
+        far = TcpPort(brief.me, trust_at(brief.host, os.environ), silence_s=SILENCE_S)
         endpoint = far.listen(brief.host, 0, expected(brief.resolved))
     except PacelineError as error:
         near.send(SUPERVISOR, Failed(error.exit_code, str(error)))
@@ -27,7 +37,7 @@ def main() -> int:
         return error.exit_code
     near.send(SUPERVISOR, Listening(*endpoint))
     port = Joint(near, far)
-    return conduct(port, lambda: CoordinatorProcess(port, brief.resolved, keeper=RemoteKeeper(), parent="the process of rank 0"))
+    return conduct(port, lambda: RemoteCoordinator(port, brief.resolved, keeper=RemoteKeeper(), parent="the process of rank 0"))
 
 
 if __name__ == "__main__":

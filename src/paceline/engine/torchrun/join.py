@@ -25,7 +25,7 @@ from paceline.engine.torchrun.board import Board
 from paceline.engine.torchrun.ending import Ending, plainly
 from paceline.engine.torchrun.launch import Launch, find_launch
 from paceline.engine.torchrun.nursery import Nursery
-from paceline.engine.torchrun.place import CONNECT_S, host_of, trust_at
+from paceline.engine.torchrun.place import CONNECT_S, SILENCE_S, host_of, trust_at
 from paceline.errors import ConfigError, PacelineError
 from paceline.messages import COORDINATOR, Address
 from paceline.roles.patience import LEAST_WAIT_S
@@ -93,7 +93,7 @@ class Joining:
         coordinator = self._where(COORDINATOR, 0)
         if launch.rank in firsts:
             self._start(nursery, Address("server", firsts.index(launch.rank)), resolved, coordinator)
-        port = TcpPort(Address("worker", launch.rank), self._trust, incarnation=life)
+        port = TcpPort(Address("worker", launch.rank), self._trust, incarnation=life, silence_s=SILENCE_S)
         port.connect(COORDINATOR, coordinator, timeout_s=CONNECT_S)
         for shard, rank in enumerate(firsts):
             server = Address("server", shard)
@@ -155,5 +155,7 @@ def settings_of(launch: Launch, wishes: Mapping[str, object], num_hosts: int, en
             raise ConfigError(
                 f"{origins[name]}: {name} {getattr(settings, name)} is not allowed, {launch.launcher} has started {size} {why}"
             )
-    settings = msgspec.structs.replace(settings, workers=launch.world_size, servers=num_hosts, engine="torchrun")
+    # a group that was started again begins anew, and a directory holds one run
+    out = f"{settings.out}-restart{launch.restarts}" if launch.restarts and origins["out"] != DEFAULT else settings.out
+    settings = msgspec.structs.replace(settings, workers=launch.world_size, servers=num_hosts, engine="torchrun", out=out)
     return Resolved(settings, {**origins, "workers": launch.because, "engine": launch.because})

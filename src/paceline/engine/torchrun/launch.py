@@ -16,8 +16,9 @@ FIRST_PORT, NUM_PORTS = 20_000, 10_000
 class Launch(NamedTuple):
     """This process's place among those of a launcher.
 
-    `because` tells what was found. `attempt` names this start of the group among others of the same job. `has_store`: the
-    launcher keeps the store at `address`, else rank 0 does. `is_one_host`: nobody is elsewhere.
+    `because` tells what was found. `attempt` names this start of the group among others of the same job, which was started
+    `restarts` times before. `has_store`: the launcher keeps the store at `address`, else rank 0 does. `is_one_host`: nobody
+    is elsewhere.
     """
 
     launcher: str
@@ -27,6 +28,7 @@ class Launch(NamedTuple):
     local_rank: int
     address: tuple[str, int]
     attempt: str = "0"
+    restarts: int = 0
     has_store: bool = False
     is_one_host: bool = False
 
@@ -79,6 +81,7 @@ def _by_rank(environ: Mapping[str, str]) -> Launch | None:
         _number(environ, "LOCAL_RANK", 0),
         _address(environ, because),
         attempt=f"{environ.get('TORCHELASTIC_RUN_ID', '')}/{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}",
+        restarts=_number(environ, "TORCHELASTIC_RESTART_COUNT", 0),
         has_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         is_one_host=_number(environ, "LOCAL_WORLD_SIZE", 0) == world_size,
     )
@@ -112,6 +115,7 @@ def _by_slurm(environ: Mapping[str, str]) -> Launch | None:
         _number(environ, "SLURM_LOCALID", 0),
         _address(environ, because, first_host(nodes), port),
         attempt=f"{environ['SLURM_STEP_ID']}/{environ.get('SLURM_RESTART_COUNT', '0')}",
+        restarts=_number(environ, "SLURM_RESTART_COUNT", 0),
         is_one_host=_number(environ, "SLURM_STEP_NUM_NODES", 0) == 1,
     )
 

@@ -11,6 +11,8 @@ from paceline.transport.trust import Trust, is_loopback, key_of, trust_for
 from paceline.transport.wire import Wire
 
 CONNECT_S = 30.0
+SILENCE_S = 30.0
+"""How long a process may go without a heartbeat: imports on a loaded host keep every thread from running for many seconds."""
 LOOPBACK = "127.0.0.1"
 
 

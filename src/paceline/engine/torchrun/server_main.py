@@ -9,7 +9,7 @@ from pathlib import Path
 
 from paceline.engine.local.child import begin
 from paceline.engine.remote.server_port import ServerPort
-from paceline.engine.torchrun.place import CONNECT_S, trust_at
+from paceline.engine.torchrun.place import CONNECT_S, SILENCE_S, trust_at
 from paceline.errors import PacelineError
 from paceline.messages import COORDINATOR, SUPERVISOR, Address, Failed, Listening, ServerHello
 from paceline.transport.dial import Endpoint
@@ -22,7 +22,7 @@ def main() -> int:
     settings = brief.resolved.settings
     assert brief.coordinator is not None
     try:
-        far = TcpPort(brief.me, trust_at(brief.host, os.environ))
+        far = TcpPort(brief.me, trust_at(brief.host, os.environ), silence_s=SILENCE_S)
         endpoint = far.listen(brief.host, 0, frozenset(Address("worker", number) for number in range(settings.workers)))
         far.connect(COORDINATOR, Endpoint(*brief.coordinator), timeout_s=CONNECT_S)
     except PacelineError as error:
