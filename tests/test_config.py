@@ -47,7 +47,7 @@ def test_a_virtual_cluster_has_the_size_that_it_says_unless_somebody_says_otherw
         ({"cluster": "spot"}, "--cluster: 'spot' is not allowed with the engine local, it needs engine virtual"),
         ({"gradients": "no"}, "--no-gradients: leaving gradients out is not allowed with the engine local, it needs engine virtual"),
         ({"gradients": "maybe"}, "--no-gradients: 'maybe' is not allowed, it must be yes or no"),
-        ({"engine": "slurm"}, "--engine: 'slurm' is not allowed, it must be local or virtual"),
+        ({"engine": "slurm"}, "--engine: 'slurm' is not allowed, it must be local or virtual or torchrun"),
     ],
 )
 def test_what_only_one_engine_can_do_is_refused_by_the_others(told: dict[str, Any], refusal: str) -> None:

@@ -8,9 +8,7 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from paceline.config import COMMAND_LINE, Resolved, check_policy, resolve
-from paceline.dash.report import write_report
-from paceline.engine.link import current
-from paceline.engine.torchrun.join import launched
+from paceline.engine.link import Link, current
 from paceline.errors import ConfigError, UsageError
 from paceline.hybrid import Mode, start_of
 from paceline.session.joined import Joined
@@ -37,7 +35,7 @@ def init(pace: str | Mode | None = None, **settings: object) -> Run:
     if _run is not None or (link is not None and link.has_run):
         raise UsageError("paceline.init() was called a second time; a script has one run, keep what the first call returned")
     wishes = {"pace": pace, **settings}
-    link = link or launched(os.environ, wishes, write_report)
+    link = link or _launched(wishes)
     if link is None:
         # alone, no quorum is too large: the script is to run as it is
         resolved = resolve(cores=MOST_PROCESSES, stamp="", init=wishes, environ=os.environ)
@@ -51,6 +49,14 @@ def init(pace: str | Mode | None = None, **settings: object) -> Run:
     where = link.surroundings
     say(f"engine {where.engine}, because {where.because}: worker {run.worker} of {run.num_workers}, pace {decided.pace}")
     return run
+
+
+def _launched(wishes: Mapping[str, object]) -> Link | None:
+    """The link of a run that a launcher has started; under `paceline run` nobody waits for these imports."""
+    from paceline.dash.report import write_report
+    from paceline.engine.torchrun.join import launched
+
+    return launched(os.environ, wishes, write_report)
 
 
 def in_force(resolved: Resolved, wishes: Mapping[str, object]) -> Settings:
