@@ -61,12 +61,13 @@ class Decided(msgspec.Struct, frozen=True):
 
 
 class Launched(Surroundings):
-    """A worker that a launcher has started."""
+    """A worker that a launcher has started. The board lives as long: where rank 0 keeps the store, others read it later than rank 0."""
 
     engine = "torchrun"
 
-    def __init__(self, launch: Launch) -> None:
+    def __init__(self, launch: Launch, board: Board) -> None:
         self.because = launch.because
+        self.board = board
 
 
 class Joining:
@@ -99,7 +100,7 @@ class Joining:
             server = Address("server", shard)
             port.connect(server, self._where(server, rank), timeout_s=CONNECT_S, lanes=LANES)
         worker_port = WorkerPort(port, timeout_s=max(resolved.settings.patience_s, LEAST_WAIT_S))
-        link = Link(worker_port, Member(launch.rank, life, launch.world_size, len(firsts)), resolved, Launched(launch))
+        link = Link(worker_port, Member(launch.rank, life, launch.world_size, len(firsts)), resolved, Launched(launch, board))
         nursery.watch()
         Ending(link, worker_port, nursery, self._write_report).watch()
         install(link)
