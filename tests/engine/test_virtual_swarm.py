@@ -11,7 +11,10 @@ from swarm import swarm
 CHUNK = 50
 MOST_SEEDS = 1000
 
-PAST = {21336: "a server that is busy is told of a death before it has taken the last pull"}
+PAST = {
+    21336: "a server that is busy is told of a death before it has taken the last pull",
+    30302: "a worker that is let go comes to rest, which lets another one go",
+}
 
 
 @pytest.mark.parametrize("first", range(0, 200, CHUNK))

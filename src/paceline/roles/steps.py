@@ -189,8 +189,9 @@ class Steps:
         while True:
             if self.change is not None and not job.pending and self._may_make(self.change):
                 self._ask_all(self._make(self.change))
-            if job.progress.num_blocked:
-                self._ask_all([self.waiting.get(number) for number in job.progress.unblocked()])
+            while job.progress.num_blocked and (free := job.progress.unblocked()):
+                # one of them may find nothing to start on, come to rest, and so let others go
+                self._ask_all([self.waiting.get(number) for number in free])
             if not job.pending or not (self.folds.due() or (self.change is not None and not job.members.crowd.in_place)):
                 return
             self._fold()
