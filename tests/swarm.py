@@ -265,6 +265,8 @@ def swarm(seed: int) -> Swarm:
     played = Swarm(random.Random(seed))
     try:
         end = played.run()
+        if played.habits.stops_at and "without a single update" in end.sentence:
+            return played  # whoever asked for the end died before its first gradient had come
         judge(played, played.referee, played.habits, end.code, end.sentence)  # type: ignore[arg-type]
     except Violation as violation:
         raise Violation(f"seed {seed}: {violation} [{played}]") from violation
