@@ -290,6 +290,10 @@ def test_shares_that_chase_noise_move_less_and_less():
 # --- adasync ------------------------------------------------------------------------------------------------
 
 
+def test_adasync_takes_a_loss_next_to_nothing_for_a_quorum_of_all():
+    check(policy("hybrid:adasync").decide(signals("ksync:2", loss=5e-324, loss_first=2.0), ()), "ksync:4")
+
+
 @pytest.mark.parametrize(
     ("pace", "loss", "history", "chosen"),
     [

@@ -43,7 +43,7 @@ class AdaSync:
             grown, because = first, f"{sentence.number('first', first)} to begin with, the loss says nothing yet"
         else:
             # a root that should be whole must not round up for its last bit
-            grown = min(num_workers, ceil(first * sqrt(begun / loss) - 1e-9))
+            grown = ceil(min(float(num_workers), first * sqrt(begun / loss)) - 1e-9)
             fallen = f"{sentence.number('loss_first', begun)} over {sentence.number('loss', loss)}"
             because = f"{sentence.number('first', first)} times the root of the loss, {fallen}, asks for {sentence.number('grown', grown)}"
         wanted = min(num_workers, max(grown, before))
