@@ -31,8 +31,9 @@ EVERY_STEPS = 5
 """The policy is asked once each worker has answered so many steps in the mean."""
 EVERY_S, EVERY_PART = 0.2, 1 / 200
 """And not again before so many seconds, nor before this part of the run's time, so that a long run's log stays short."""
-OUTCOME_STEPS = 10
-"""A prediction is compared with what came when each worker has answered so many steps since the move."""
+OUTCOME_STEPS = 20
+"""A prediction is compared with what came when each worker has answered so many steps since the move: in half of them one end of
+an epoch, where all begin anew, was a fifth of the rate."""
 
 
 class Promise(NamedTuple):
