@@ -47,8 +47,10 @@ class Attendant(Thread):
 
     def listen(self, listener: socket.socket, reception: Reception) -> None:
         """Take connections in from now on."""
-        self._listener, self.reception = listener, reception
+        self.reception = reception
+        # the thread runs already: it finds the listener only when it may change how it waits for it
         self.epoll.register(listener.fileno(), select.EPOLLIN)
+        self._listener = listener
 
     def watch(self, peer: Peer) -> None:
         """Expect heartbeats of a peer."""
@@ -58,8 +60,8 @@ class Attendant(Thread):
     def pulse(self, peer: Peer, line: Line) -> None:
         """A peer's connection for heartbeats."""
         peer.add(line.sock)
-        self._pulses[line.sock.fileno()] = (peer, Stream(line, (Kind.PULSE,)))
         self.epoll.register(line.sock.fileno(), select.EPOLLIN)
+        self._pulses[line.sock.fileno()] = (peer, Stream(line, (Kind.PULSE,)))
 
     def help_out(self, stream: Stream) -> None:
         """Send what a stream has queued, as soon as its socket takes it."""
