@@ -20,7 +20,7 @@ import msgspec
 
 with atheris.instrument_imports(include=["paceline"]):
     from paceline import messages
-    from paceline.transport import handshake, luggage, piece, wire
+    from paceline.transport import connection, handshake, luggage, piece, wire
 
 from paceline.errors import ProtocolError
 from paceline.pace import Pace, parse_pace
@@ -63,7 +63,7 @@ def frames(data: bytes) -> None:
                 if frame.kind in (wire.Kind.MEMORY, wire.Kind.PART, wire.Kind.AGAIN):
                     bags.add(frame, payload)
                 elif frame.kind is wire.Kind.MESSAGE:
-                    bags.drop() if bags.hand_over() == () else None
+                    connection.close_all(bags.hand_over())
     except ProtocolError:
         pass
     finally:
