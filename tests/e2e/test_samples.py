@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from launch import SCRIPTS, events, paceline_run, paceline_start, wait_for_updates
+from launch import SCRIPTS, paceline_run, paceline_start, pid_of, wait_for_updates
 
 ALONE = ["async,weighting=none", "ssp:2"]
 PACES = ["sync", "softsync:1,weighting=none", *ALONE, "ksync:2", "backup:1", "kbatchsync:2", "kasync:2", "kbatchasync:2"]
@@ -57,15 +57,12 @@ def test_every_sample_is_folded_once(pace: str, tmp_path: Path) -> None:
 def test_every_sample_is_folded_once_when_a_worker_is_killed(seed: int, tmp_path: Path) -> None:
     chance = random.Random(seed)
     pace, out = PACES[seed % len(PACES)], tmp_path / "run"
-    process = paceline_start(SCRIPTS / "counting.py", str(SAMPLES), str(EPOCHS), str(BATCH), "0.02", out=out, **options(pace))
+    process = paceline_start(SCRIPTS / "counting.py", str(SAMPLES), str(EPOCHS), str(BATCH), "0.05", out=out, **options(pace))
     try:
         wait_for_updates(out, chance.randint(1, 15), process)
         time.sleep(chance.uniform(0.0, 0.05))
         victim = chance.randrange(WORKERS)
-        pid = next(
-            event["pid"] for event in events(out) if event["event"] == "join" and event["role"] == "worker" and event["id"] == victim
-        )
-        os.kill(int(str(pid)), signal.SIGKILL)
+        os.kill(pid_of(out, victim), signal.SIGKILL)
         output, _ = process.communicate(timeout=60)
     finally:
         process.kill()
