@@ -63,11 +63,22 @@ def wait_for_updates(out: Path, count: int, process: subprocess.Popen[str], time
         time.sleep(0.02)
 
 
-def run_ranks(script: Path, *arguments: str, num_ranks: int, timeout_s: float = 120.0) -> None:
-    """A torch.distributed program on `num_ranks` processes."""
+def pid_of(out: Path, worker: int) -> int:
+    """The process of a worker that has joined."""
+    joins = (event for event in events(out) if event["event"] == "join" and event["role"] == "worker")
+    return int(str(next(event["pid"] for event in joins if event["id"] == worker)))
+
+
+def free_port() -> int:
+    """A port that is free now."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        port = str(listener.getsockname()[1])
+        return int(listener.getsockname()[1])
+
+
+def run_ranks(script: Path, *arguments: str, num_ranks: int, timeout_s: float = 120.0) -> None:
+    """A torch.distributed program on `num_ranks` processes."""
+    port = str(free_port())
     ranks = [
         subprocess.Popen(
             [sys.executable, str(script), *arguments],

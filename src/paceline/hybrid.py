@@ -51,6 +51,11 @@ class Hybrid(msgspec.Struct, frozen=True, tag=True):
     def __str__(self) -> str:
         return self.name
 
+    @property
+    def gives_shares(self) -> bool:
+        """Whether the policy itself says which part of a batch each worker gets."""
+        return self.policy == "stragglers"
+
 
 Mode = Pace | Hybrid
 

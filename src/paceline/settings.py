@@ -77,7 +77,7 @@ class Settings(msgspec.Struct, frozen=True):
     @property
     def cuts_samples(self) -> bool:
         """Whether batches are cut when they are leased, in whatever parts hold then."""
-        by_policy = isinstance(self.pace, Hybrid) and self.pace.policy == "stragglers" and self.leases == "exact"
+        by_policy = isinstance(self.pace, Hybrid) and self.pace.gives_shares and self.leases == "exact"
         return self.batch == "global" or self.shares == "speed" or by_policy
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from launch import SCRIPTS, events, paceline_run, paceline_start, wait_for_updates
+from launch import SCRIPTS, events, paceline_run, paceline_start, pid_of, wait_for_updates
 
 WORKERS, BATCH, EPOCHS = 4, 8, 2
 CUT = WORKERS * BATCH
@@ -53,8 +53,7 @@ def test_every_sample_counts_once_when_a_worker_is_killed(tmp_path: Path) -> Non
     process = paceline_start(SCRIPTS / "shares.py", str(num_samples), str(EPOCHS), str(BATCH), "0.001", "0", out=out, **pace)
     try:
         wait_for_updates(out, 30, process)
-        pid = next(event["pid"] for event in events(out) if event["event"] == "join" and event["role"] == "worker" and event["id"] == 2)
-        os.kill(int(str(pid)), signal.SIGKILL)
+        os.kill(pid_of(out, 2), signal.SIGKILL)
         output, _ = process.communicate(timeout=60)
     finally:
         process.kill()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,18 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from launch import SCRIPTS, environment, events, paceline_run
+from launch import SCRIPTS, environment, events, free_port, paceline_run
 from paceline.trace.record import read_summary
 from paceline.transport.keys import write_key_file
 
 SCRIPT = SCRIPTS / "launched.py"
 TIMEOUT_S = 100.0
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 class Ranks:

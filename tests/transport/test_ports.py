@@ -17,7 +17,7 @@ from paceline.ports import Delivery, Port
 from paceline.transport import memory
 from paceline.transport.connection import listener_at
 from paceline.transport.inproc import Exchange
-from paceline.transport.keys import read_key_file, write_key_file
+from paceline.transport.keys import read_key_file
 from paceline.transport.shm import SocketPort
 from paceline.transport.tcp import TcpPort
 from paceline.transport.trust import Trust
@@ -87,13 +87,6 @@ def _mac(stack: ExitStack, key: Path) -> tuple[Opened, Again]:
 
 def _tls(stack: ExitStack, key: Path) -> tuple[Opened, Again]:
     return _tcp(stack, Trust(read_key_file(key), Wire.TLS))
-
-
-@pytest.fixture(scope="module")
-def key(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("keys") / "job.key"
-    write_key_file(path)
-    return path
 
 
 @pytest.fixture(params=[_inproc, _sockets, _plain, _mac, _tls], ids=["inproc", "sockets", "tcp-plain", "tcp-mac", "tcp-tls"])

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing
 from secrets import token_hex
 
 import msgspec
@@ -122,25 +122,13 @@ def test_a_peer_that_stops_reading_is_lost_after_a_while() -> None:
     theirs.close()
 
 
-def test_a_forked_child_keeps_no_connection_open() -> None:
+def test_a_forked_child_keeps_no_connection_open(forked_child: Callable[[], AbstractContextManager[None]]) -> None:
     ours, theirs = pair()
     port, other = SocketPort(COORDINATOR), SocketPort(WORKER)
     port.adopt(WORKER, ours)
     other.adopt(COORDINATOR, theirs)
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        # the child outlives the parent's connection, and must not keep it alive
-        os.close(writer)
-        os.read(reader, 1)
-        os._exit(0)
-    try:
+    with closing(other), forked_child():
         port.send(WORKER, Begin(1))
         port.close()
         assert other.receive(5.0) == Delivery(COORDINATOR, Begin(1))
         assert other.receive(5.0) == Delivery(COORDINATOR, None)
-    finally:
-        os.close(writer)
-        os.close(reader)
-        os.waitpid(child, 0)
-        other.close()

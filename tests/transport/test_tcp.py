@@ -7,7 +7,8 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from subprocess import PIPE, Popen
 from time import monotonic
@@ -20,7 +21,7 @@ from paceline.ports import Delivery
 from paceline.transport import memory
 from paceline.transport.dial import Endpoint
 from paceline.transport.handshake import Lane
-from paceline.transport.keys import read_key_file, write_key_file
+from paceline.transport.keys import read_key_file
 from paceline.transport.piece import Piece, Spec, pack_piece
 from paceline.transport.tcp import TcpPort
 from paceline.transport.trust import Trust
@@ -34,13 +35,6 @@ SPEC = Spec("uint8", (SIZE,))
 def pattern(size: int, seed: int = 0) -> bytearray:
     block = bytes((seed + 31 * i) % 251 for i in range(251))
     return bytearray((block * (size // 251 + 1))[:size])
-
-
-@pytest.fixture(scope="module")
-def key(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("keys") / "job.key"
-    write_key_file(path)
-    return path
 
 
 @pytest.fixture(params=[Wire.PLAIN, Wire.MAC, Wire.TLS], ids=lambda wire: wire.name.lower())
@@ -453,24 +447,13 @@ def test_generations_are_stated_and_never_go_back(plain: Pair) -> None:
     newer.close()
 
 
-def test_a_forked_child_keeps_no_connection_open(plain: Pair) -> None:
+def test_a_forked_child_keeps_no_connection_open(plain: Pair, forked_child: Callable[[], AbstractContextManager[None]]) -> None:
     server, worker, _ = plain
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        # the child outlives the parent's connections, and must not keep them alive
-        os.close(writer)
-        os.read(reader, 1)
-        os._exit(0)
-    try:
+    with forked_child():
         worker.send(SERVER, Begin(1))
         worker.close()
         assert server.receive(5.0) == Delivery(WORKER, Begin(1))
         assert server.receive(5.0) == Delivery(WORKER, None)
-    finally:
-        os.close(writer)
-        os.close(reader)
-        os.waitpid(child, 0)
 
 
 def test_a_closed_port_leaves_no_thread_and_no_descriptor(trust: Trust) -> None:

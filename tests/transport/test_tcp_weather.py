@@ -9,7 +9,7 @@ import pytest
 
 from paceline.errors import PacelineError, PeerLostError
 from paceline.messages import Address, Begin
-from paceline.transport.keys import read_key_file, write_key_file
+from paceline.transport.keys import read_key_file
 from paceline.transport.piece import Spec
 from paceline.transport.tcp import TcpPort
 from paceline.transport.trust import Trust
@@ -20,13 +20,6 @@ NUM_MESSAGES = 60
 SIZE = 300_000
 SPEC = Spec("uint8", (SIZE,))
 SENT = bytes(range(256)) * (SIZE // 256) + bytes(SIZE % 256)
-
-
-@pytest.fixture(scope="module")
-def key(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("keys") / "job.key"
-    write_key_file(path)
-    return path
 
 
 @pytest.fixture(

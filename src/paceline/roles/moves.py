@@ -63,6 +63,11 @@ class Moves:
         self._promise: Promise | None = None
         self._consulted: tuple[int, Signals] | None = None
 
+    @property
+    def _judges(self) -> bool:
+        """Whether dwell, guard and the way back bind what is decided; a user's own policy is obeyed."""
+        return self._policy is not None and self._policy.judges
+
     # --- what is measured ---------------------------------------------------------------------------------
 
     def logged(self, message: Log) -> None:
@@ -113,7 +118,7 @@ class Moves:
         elapsed_s = job.now_s - (job.now_s if job.accounts.first_s is None else job.accounts.first_s)
         self._next_steps = job.accounts.num_steps + EVERY_STEPS * max(1, len(job.members.workers))
         self._next_s = job.now_s + max(EVERY_S, EVERY_PART * elapsed_s)
-        if not self._num_evaluated and self._policy is not None and self._policy.judges and job.pace.distinct:
+        if not self._num_evaluated and self._judges and job.pace.distinct:
             # the shards allocate what they will keep now, while the run begins, and not at its first move
             job.order(Keep(job.version))
         self._evaluate(job.gauges)
@@ -175,9 +180,8 @@ class Moves:
     def _weigh(self, decision: Decision, signals: Signals, *, error: str = "") -> None:
         """Obey the decision or hold it back, and write it down."""
         pace = decision.pace if decision.pace is not None and decision.pace != self.job.pace else None
-        judges = self._policy is not None and self._policy.judges
         leave = safety.Leave(not error, error, said(error))
-        if pace is not None and judges and leave.ok:
+        if pace is not None and self._judges and leave.ok:
             leave = safety.may_move(signals, self.history)
         if pace is not None and self.steps.change is not None and leave.ok:
             leave = safety.Leave(False, "another change of pace is being made")
@@ -189,8 +193,7 @@ class Moves:
         self._set_parts(dict(decision.shares))
 
     def _move(self, pace: Pace, decision: Decision, signals: Signals) -> None:
-        judges = self._policy is not None and self._policy.judges
-        keeps = judges and safety.is_less_sync(self.job.pace, pace, max(1, signals.num_workers))
+        keeps = self._judges and safety.is_less_sync(self.job.pace, pace, max(1, signals.num_workers))
         self._made(pace, decision.why, signals, predicted=decision.predicted)
         self._promise = None
         if decision.predicted is not None:
@@ -250,8 +253,7 @@ class Moves:
 
     def _balance(self, signals: Signals) -> None:
         """With shares by speed: bring each worker's part of a batch nearer to its speed."""
-        gives_shares = self._hybrid is not None and self._hybrid.policy == "stragglers"
-        if self.job.settings.shares == "speed" and not gives_shares:
+        if self.job.settings.shares == "speed" and not (self._hybrid is not None and self._hybrid.gives_shares):
             self._set_parts(dict(self._shares.parts(signals)))
 
     def _set_parts(self, parts: dict[int, float]) -> None:

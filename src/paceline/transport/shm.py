@@ -6,10 +6,8 @@ read for `stall_s` is lost.
 
 from __future__ import annotations
 
-import os
 import select
 import socket
-import weakref
 from collections import deque
 from collections.abc import Collection, Container, Sequence
 from time import monotonic
@@ -35,6 +33,7 @@ from paceline.transport.connection import (
     pack,
     read_greeting,
 )
+from paceline.transport.forks import open_ports
 
 STALL_S = 30.0
 
@@ -63,7 +62,7 @@ class SocketPort:
         self._buffer = bytearray(INLINE_BYTES)
         self._view = memoryview(self._buffer)
         self._reasons: dict[Address, str] = {}
-        _open_ports.add(self)
+        open_ports.add(self)
 
     # --- connections --------------------------------------------------------------------------------------
 
@@ -276,21 +275,9 @@ class SocketPort:
             self._listener.close()
             self._listener = None
         self._epoll.close()
-        _open_ports.discard(self)
+        open_ports.discard(self)
 
     def abandon(self) -> None:
         """Close the descriptors of a forked child's copy, and nothing that the parent still uses."""
         # unregistering would reach into the parent's epoll, which the child shares until its descriptor is closed
         self.close(flush_s=0.0)
-
-
-_open_ports: weakref.WeakSet[SocketPort] = weakref.WeakSet()
-
-
-def _abandon_ports() -> None:
-    for port in list(_open_ports):
-        port.abandon()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_abandon_ports)

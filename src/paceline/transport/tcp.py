@@ -6,9 +6,7 @@ tensors has some. Nothing here blocks but `receive` and `connect`; every wait ha
 
 from __future__ import annotations
 
-import os
 import socket
-import weakref
 from collections.abc import Collection, Container, Sequence
 from time import monotonic
 
@@ -19,6 +17,7 @@ from paceline.transport.arrivals import Arrival
 from paceline.transport.attendant import Attendant
 from paceline.transport.departures import Departure
 from paceline.transport.dial import Endpoint, dial
+from paceline.transport.forks import open_ports
 from paceline.transport.handshake import MAX_LANES, Lane
 from paceline.transport.peer import Peer
 from paceline.transport.piece import Spec
@@ -46,7 +45,7 @@ class TcpPort:
         self._register = Register(me, incarnation)
         self._attendant = Attendant(silence_s=silence_s, progress=self._progress, generation=lambda: self.generation)
         self._board = Switchboard(me, stall_s=stall_s, help_out=self._attendant.help_out, ended=self._register.forget)
-        _open_ports.add(self)
+        open_ports.add(self)
 
     @property
     def peers(self) -> Collection[Address]:
@@ -202,26 +201,14 @@ class TcpPort:
 
     def close(self, *, flush_s: float = 1.0) -> None:
         """Close everything, after up to `flush_s` for what is queued."""
-        if self not in _open_ports:
+        if self not in open_ports:
             return
-        _open_ports.discard(self)
+        open_ports.discard(self)
         self._board.close(flush_s)
         self._attendant.end()
 
     def abandon(self) -> None:
         """Close the descriptors of a forked child's copy, and nothing that the parent still uses."""
-        _open_ports.discard(self)
+        open_ports.discard(self)
         self._attendant.abandon()
         self._board.abandon()
-
-
-_open_ports: weakref.WeakSet[TcpPort] = weakref.WeakSet()
-
-
-def _abandon_ports() -> None:
-    for port in list(_open_ports):
-        port.abandon()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_abandon_ports)

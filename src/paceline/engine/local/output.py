@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from paceline.errors import WriteError
@@ -41,6 +42,12 @@ class Output:
             lines.append(self._partial)
             self._partial = b""
         return [line.decode(errors="replace") for line in lines]
+
+    def drain(self, read: Callable[[], object]) -> None:
+        """`read` until there is nothing more: what the pipe still holds when nobody is left who could write."""
+        self.dry = False
+        while not (self.ended or self.dry):
+            read()
 
     def note(self, text: str) -> None:
         """Add our own lines to the log."""

@@ -10,6 +10,7 @@ import selectors
 import signal
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from time import monotonic
 
@@ -129,9 +130,7 @@ class Supervisor:
     def _read_rest(self) -> None:
         """What the pipes still hold; nobody is left who could write more."""
         for child in self._family.children.values():
-            child.output.dry = False
-            while not (child.output.ended or child.output.dry):
-                self._read(child)
+            child.output.drain(partial(self._read, child))
 
     # --- what is heard ------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from secrets import token_hex
 from time import monotonic
@@ -132,9 +133,7 @@ class Nursery:
                 key.data()
         self._hear()
         for child in self.children:
-            child.output.dry = False
-            while not (child.output.ended or child.output.dry):
-                self._read(child)
+            child.output.drain(partial(self._read, child))
 
     def _hear(self) -> None:
         while (delivery := self._port.receive(0.0)) is not None:
