@@ -129,7 +129,7 @@ def _decided(number: int, move: Move, num_updates: int) -> list[dict[str, object
         {"pace": "sync", "samples_per_s": 2000.0, "efficiency": 1.0},
         {"pace": move.after, "samples_per_s": 3000.0, "efficiency": 0.97},
     ]
-    told = {"policy": "goodput", "moved": True, "held": "", "next": move.after, "why": move.why, "candidates": weighed}
+    told = {"policy": "goodput", "moved": True, "held": "", "next": move.after, "why": move.why, "candidates": weighed, "predicted": 3000.0}
     return [
         {"event": "decision", "number": number, **told, **place},
         {"event": "outcome", "number": number, "pace": move.after, "predicted": 3000.0, "came": 2400.0, "error": 0.25},

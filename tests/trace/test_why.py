@@ -39,6 +39,7 @@ def line(number: int, seen: Signals, decision: Decision, *, held: str = "") -> R
     head: Row = {"event": "decision", "number": number, "policy": "goodput", "samples": seen.samples, "share": seen.share}
     head |= {"version": seen.version, "pace": seen.pace, "next": following, "moved": following is not None and not held, "held": held}
     made: Row = {"why": decision.why, "inputs": decision.inputs, "signals": msgspec.to_builtins(seen)}
+    made["predicted"] = decision.predicted
     return head | made | msgspec.to_builtins({"candidates": decision.candidates, "leads": decision.leads, "shares": decision.shares})
 
 
@@ -81,7 +82,7 @@ def told(capsys: pytest.CaptureFixture[str], *tokens: str | Path, code: int = 0)
 def test_the_story_is_every_move_with_its_reason_and_what_came(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = rows()
     text = told(capsys, write(tmp_path / "run", lines))
-    to, predicted = lines[3]["next"], lines[4]["predicted"]
+    to, predicted = lines[3]["next"], lines[3]["predicted"]
     assert isinstance(predicted, float)
     assert text.splitlines() == [
         "policy goodput, asked 5 times: the pace changed 3 times, 1 of them a move taken back",

@@ -42,7 +42,7 @@ class Decisions:
         self.last_held = self.last_why = ""
         self.errors: list[float] = []
         self._moved: dict[tuple[bool, str], deque[Row]] = {}
-        self._outcomes: dict[int, tuple[float, float]] = {}
+        self._came: dict[int, float] = {}
 
     def take(self, row: Row) -> None:
         """The next line; a kind that is not known concerns other readers."""
@@ -84,7 +84,7 @@ class Decisions:
     def _outcome(self, row: Row) -> None:
         predicted, came = number(row, "predicted"), number(row, "came")
         if predicted > 0 and came > 0 and len(self.errors) < _MOST_KEPT:
-            self._outcomes[int(number(row, "number"))] = predicted, came
+            self._came[int(number(row, "number"))] = came
             self.errors.append(abs(came - predicted) / came)
 
     def _change(self, move: Move) -> Change:
@@ -92,11 +92,13 @@ class Decisions:
         if not rows or number(rows[0], "samples") > move.samples:
             return Change(move)
         row = rows.popleft()
-        share = row.get("share")
-        predicted, came = self._outcomes.get(int(number(row, "number")), (None, None)) if move.undone is None else (None, None)
-        weighed = _weighed(row)
-        expected = next((one.samples_per_s for one in weighed if one.pace == move.after), None)
-        return Change(move, share if isinstance(share, int | float) else None, predicted or expected, came, weighed)
+        came = self._came.get(int(number(row, "number"))) if move.undone is None else None
+        return Change(move, _told(row, "share"), _told(row, "predicted"), came, _weighed(row))
+
+
+def _told(row: Row, key: str) -> float | None:
+    value = row.get(key)
+    return value if isinstance(value, int | float) else None
 
 
 def _weighed(row: Row) -> tuple[Weighed, ...]:

@@ -281,6 +281,7 @@ class Moves:
             "inputs": decision.inputs | {f"held_{name}": value for name, value in leave.inputs.items()},
             "signals": msgspec.to_builtins(signals),
             "candidates": msgspec.to_builtins(decision.candidates),
+            "predicted": decision.predicted,
             "leads": decision.leads,
             "shares": decision.shares,
         }

@@ -43,15 +43,15 @@ class Decided(msgspec.Struct, frozen=True):
     inputs: dict[str, float | None] = {}
     signals: dict[str, Any] = {}
     candidates: tuple[Weighed, ...] = ()
+    predicted: float | None = None
     leads: tuple[tuple[int, int], ...] = ()
     shares: tuple[tuple[int, float], ...] = ()
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What became of the prediction of decision `number`, in samples a second."""
+    """What came of the prediction of decision `number`, in samples a second."""
 
     number: int
-    predicted: float | None
     came: float | None
 
 
@@ -154,14 +154,11 @@ def _told(change: Decided | Restored, outcomes: dict[int, Outcome]) -> Told:
 
 def _rates(change: Decided, outcome: Outcome | None) -> str:
     """What was predicted for a move, and what came of it."""
-    predicted = next((one.samples_per_s for one in change.candidates if one.pace == change.next), None)
-    if outcome is not None and outcome.predicted is not None:
-        predicted = outcome.predicted
-    if predicted is None:
+    if change.predicted is None:
         return ""
     came = outcome.came if outcome is not None else None
     after = f"{written(came)} came" if came is not None else "what came was not measured"
-    return f"predicted {written(predicted)} samples/s, {after}"
+    return f"predicted {written(change.predicted)} samples/s, {after}"
 
 
 def moment(line: Decided | Restored) -> str:
