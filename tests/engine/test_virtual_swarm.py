@@ -14,6 +14,7 @@ MOST_SEEDS = 1000
 PAST = {
     21336: "a server that is busy is told of a death before it has taken the last pull",
     30302: "a worker that is let go comes to rest, which lets another one go",
+    44641: "a late joiner is lost in an epoch that nobody trains any more, since the run was stopped",
 }
 
 

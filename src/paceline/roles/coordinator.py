@@ -276,7 +276,9 @@ class Coordinator:
         self.enrolment.left(worker)
         self.epochs.left(worker)
         self.meetings.left(worker)
-        if not job.members.workers and reason != "done" and (not job.said_bye or self.epochs.stage is Stage.OPEN):
+        # a stopped run owes nobody the rest of an epoch, which a late joiner may even have opened after the stop
+        has_work = self.epochs.stage is Stage.OPEN and not job.stopping
+        if not job.members.workers and reason != "done" and (not job.said_bye or has_work):
             job.end(4, f"worker {worker.id}, the last one, was lost: {reason}")
         job.warn_if_clipped(job.pace)
 
