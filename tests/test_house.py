@@ -16,7 +16,7 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 LEAVES = ("errors", "pace", "hybrid", "settings", "messages", "ports", "config")
 ORDER = (
     *(LEAVES, ("logic",), ("roles",), ("tensors",), ("transport",), ("trace",), ("engine",), ("plan",), ("dash",)),
-    *(("session",), ("__init__",), ("cli",), ("__main__",)),
+    *(("session",), ("__init__",), ("options",), ("cli",), ("__main__",)),
 )
 # docs/decisions has the reasons.
 APART = {"transport": {"logic", "roles", "tensors"}, "tensors": {"logic", "roles"}}
@@ -37,7 +37,7 @@ FORBIDDEN_NAMES = {"utils", "util", "common", "helpers", "helper", "misc", "mana
 MOST_FUNCTION_LINES = 60
 MOST_MODULE_LINES = 320
 MOST_POSITIONAL = 6  # five and self
-LONGER = {"paceline.messages": 640}  # a table of values
+LONGER = {"paceline.messages": 680}  # a table of values
 
 
 def name_of(path: Path) -> str:

@@ -9,14 +9,14 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from textwrap import fill
 from typing import Annotated
 
-from cyclopts import App, CycloptsError, Group, Parameter
+from cyclopts import App, CycloptsError, Parameter
 from rich.console import Console
 from rich.table import Table
 
@@ -24,6 +24,7 @@ from paceline.config import Resolved, Sizes, explain, resolve
 from paceline.dash.planning import CALIBRATED, PLANNED, CalibrateOptions, PlanOptions, calibrate_command, plan_command
 from paceline.errors import ConfigError, ExitCode, PacelineError
 from paceline.hybrid import mode_names
+from paceline.options import NOTHING_GIVEN, Options
 from paceline.pace import KEYS, pace_names
 from paceline.settings import FIELDS, MOST_SAMPLES, whole
 
@@ -40,64 +41,6 @@ _OFTEN_THE_SCRIPTS = ("batch", "out", "seed")
 _WIDTH, _UNBROKEN = 80, 10_000
 
 _is_own_process = False
-
-_HOW = Group("How to run", sort_key=1)
-_SAMPLES = Group("Samples and learning rate", sort_key=2)
-_TRY = Group("Trying things out", sort_key=3)
-
-
-def _option(group: Group, metavar: str, text: str) -> Parameter:
-    return Parameter(group=group, metavar=metavar, help=text, negative=(), show_default=False)
-
-
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """The settings that the command line may give, as it gave them; `config` checks them."""
-
-    workers: Annotated[str | None, _option(_HOW, "N", "Processes that run the script. Default: the number of cores.")] = None
-    servers: Annotated[str | None, _option(_HOW, "M", "Processes that hold the parameters. Default: min(cores, workers).")] = None
-    pace: Annotated[str | None, _option(_HOW, "PACE", "How far workers may drift apart, as listed below. Default: hybrid.")] = None
-    out: Annotated[str | None, _option(_HOW, "DIR", "Directory for what the run leaves. Default: runs/SCRIPT-TIME.")] = None
-    seed: Annotated[str | None, _option(_HOW, "S", "Seed of the leases and the workers' random streams. Default: 0.")] = None
-    patience: Annotated[
-        str | None,
-        _option(_HOW, "TIME", "How long others are waited for (servers and coordinator at least 30s): 500ms, 60s, 2m. Default: 60s."),
-    ] = None
-    config: Annotated[str | None, _option(_HOW, "FILE", "TOML file of settings, beaten by the command line.")] = None
-    leases: Annotated[
-        str | None,
-        _option(_SAMPLES, "RULE", "exact: fast workers take more samples; static: the split of DistributedSampler. Default: exact."),
-    ] = None
-    batch: Annotated[
-        str | None,
-        _option(_SAMPLES, "RULE", "per-worker: the script's batch is each worker's; global: it is cut among them. Default: per-worker."),
-    ] = None
-    shares: Annotated[
-        str | None,
-        _option(_SAMPLES, "RULE", "even, or speed: each worker's batch in proportion to its speed. Default: even."),
-    ] = None
-    lr_rule: Annotated[
-        str | None,
-        _option(_SAMPLES, "RULE", "linear, sqrt or none: how the learning rate follows the quorum. Default: linear for SGD, else sqrt."),
-    ] = None
-    slow: Annotated[
-        tuple[str, ...],
-        _option(_TRY, "W=FACTOR", "Slow worker W down, or only in a share of the run: 1=4 or 1=4@0.33-0.66. May be repeated."),
-    ] = ()
-    compute: Annotated[
-        str | None,
-        _option(_TRY, "recorded:FILE", "Replace each step's compute time by a sleep of the recorded length."),
-    ] = None
-    engine: Annotated[
-        str | None,
-        _option(_TRY, "NAME", "local: processes of this machine; virtual: pretend to have a cluster. Default: local."),
-    ] = None
-    cluster: Annotated[
-        str | None,
-        _option(_TRY, "NAME|FILE", "The cluster of --engine virtual: spot, wan, ... or a TOML file. Default: even workers."),
-    ] = None
-    no_gradients: Annotated[bool, _option(_TRY, "", "With --engine virtual: only times, no training.")] = False
 
 
 def _epilogue() -> str:
@@ -149,7 +92,7 @@ def _sizes_of(cluster: str | None) -> Sizes:
 
 
 @app.command(usage=f"Usage: {_USAGE}", help_epilogue=_epilogue())
-def run(script: _Script = None, /, *args: _Args, options: Options = Options()) -> int:
+def run(script: _Script = None, /, *args: _Args, options: Options = NOTHING_GIVEN) -> int:
     """Train with SCRIPT on the workers of this machine. What follows SCRIPT is the script's own.
 
     Every setting can also be an environment variable (PACELINE_WORKERS=4) or a line of a --config file, which beats it.
@@ -178,7 +121,7 @@ def run(script: _Script = None, /, *args: _Args, options: Options = Options()) -
 
 
 @_config_app.command(name="explain", usage="Usage: paceline config explain [OPTIONS] [SCRIPT] [ARGS...]", help_epilogue=_epilogue())
-def config_explain(script: _Script = None, /, *args: _Args, options: Options = Options()) -> int:
+def config_explain(script: _Script = None, /, *args: _Args, options: Options = NOTHING_GIVEN) -> int:
     """Show each setting that `run` with the same options would have, and where it came from."""
     resolved = _resolved(options, script or "", args)
     table = Table(box=None, pad_edge=False)
