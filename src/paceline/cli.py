@@ -21,6 +21,8 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.config import Resolved, Sizes, explain, resolve
+from paceline.dash.doctor import doctor_command
+from paceline.dash.keys import keys_new
 from paceline.dash.planning import CALIBRATED, PLANNED, CalibrateOptions, PlanOptions, calibrate_command, plan_command
 from paceline.errors import ConfigError, ExitCode, PacelineError
 from paceline.hybrid import mode_names
@@ -199,19 +201,8 @@ def _begin_anew() -> None:
         begin_anew()
 
 
-@_keys_app.command(name="new", usage="Usage: paceline keys new FILE [--days N]")
-def keys_new(
-    file: Annotated[Path, Parameter(help="Where to write it; no file is written over.")],
-    /,
-    *,
-    days: Annotated[int, Parameter(help="How long the key is good for.")] = 365,
-) -> int:
-    """Write a new key file, for all hosts of a job. Whoever has it is a member, so only its owner may read it."""
-    from paceline.transport.keys import write_key_file
-
-    write_key_file(file, days=days)
-    sys.stdout.write(f"{file} is the job's key for {days} days: copy it to every host and name it there in PACELINE_KEY_FILE\n")
-    return ExitCode.OK
+_keys_app.command(keys_new, name="new", usage="Usage: paceline keys new FILE [--days N]")
+app.command(doctor_command, name="doctor", usage="Usage: paceline doctor [OPTIONS]")
 
 
 def _say(sentence: object) -> None:

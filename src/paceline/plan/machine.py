@@ -6,19 +6,18 @@ import os
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from statistics import median
 from time import perf_counter
 
 import msgspec
-import torch
+
+from paceline.plan.speed import PATIENCE_S, ask, receive, reply, send
 
 COPY_BYTES = 64 * 2**20
-STREAM_BYTES = 128 * 2**20
 NUM_COPIES = 5
 NUM_PINGS = 300
-PIECE_BYTES = 2**20
-PING_BYTES = 8
-PATIENCE_S = 20.0
+STREAM_S = 0.1
 
 
 class Machine(msgspec.Struct, frozen=True):
@@ -72,6 +71,8 @@ def _patient(pair: Pair) -> Pair:
 
 def _copying() -> float:
     """Of a tensor too large for the caches."""
+    import torch
+
     source, target = (torch.ones(COPY_BYTES // 4) for _ in range(2))
     times_s: list[float] = []
     for _ in range(NUM_COPIES):
@@ -82,51 +83,26 @@ def _copying() -> float:
 
 
 def _streaming(pair: Callable[[], Pair]) -> float:
-    piece = bytes(PIECE_BYTES)
-
-    def send(end: socket.socket) -> None:
-        for _ in range(STREAM_BYTES // PIECE_BYTES):
-            end.sendall(piece)
-
-    def receive(end: socket.socket) -> None:
-        buffer, left = bytearray(PIECE_BYTES), STREAM_BYTES
-        while left:
-            left -= end.recv_into(buffer, min(left, PIECE_BYTES)) or _closed()
-
-    return STREAM_BYTES / _together(pair, send, receive)
+    return _together(pair, send, lambda end: receive(end, STREAM_S))
 
 
 def _answering(pair: Callable[[], Pair]) -> float:
-    def ask(end: socket.socket) -> None:
-        for _ in range(NUM_PINGS):
-            end.sendall(bytes(PING_BYTES))
-            _take(end)
-
-    def answer(end: socket.socket) -> None:
-        for _ in range(NUM_PINGS):
-            _take(end)
-            end.sendall(bytes(PING_BYTES))
-
-    return _together(pair, ask, answer) / NUM_PINGS
+    return _together(pair, lambda end: ask(end, num_pings=NUM_PINGS).round_trip_s, reply)
 
 
-def _take(end: socket.socket) -> None:
-    left = PING_BYTES
-    while left:
-        left -= len(end.recv(left)) or _closed()
-
-
-def _closed() -> int:
-    raise ConnectionError("the other end of a measured connection was closed")
-
-
-def _together(pair: Callable[[], Pair], mine: Callable[[socket.socket], None], theirs: Callable[[socket.socket], None]) -> float:
-    """How long both take, each at its own end, the other one in a thread."""
+def _together(pair: Callable[[], Pair], mine: Callable[[socket.socket], float], theirs: Callable[[socket.socket], None]) -> float:
+    """What one end has measured, while the other one is in a thread."""
     one, other = pair()
-    with one, other:
-        thread = threading.Thread(target=theirs, args=(other,), name="paceline-measured", daemon=True)
+    with other:
+        thread = threading.Thread(target=_quietly, args=(theirs, other), name="paceline-measured", daemon=True)
         thread.start()
-        begun_s = perf_counter()
-        mine(one)
+        with one:
+            found = mine(one)
         thread.join(PATIENCE_S)
-        return perf_counter() - begun_s
+        return found
+
+
+def _quietly(theirs: Callable[[socket.socket], None], end: socket.socket) -> None:
+    with suppress(ConnectionError):
+        # who measures has seen enough and is gone
+        theirs(end)

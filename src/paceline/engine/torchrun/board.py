@@ -37,6 +37,13 @@ class Board:
 
     def read(self, name: str, whose: str, timeout_s: float = START_S) -> bytes:
         """The note `name` of `whose`. Raises DeadlineError when there is none in time, ProtocolError when it is not of this job."""
+        note, is_ours = self.peek(name, whose, timeout_s)
+        if not is_ours:
+            raise ProtocolError(f"what {whose} has written into the store is not signed with this job's key: is it on every host?")
+        return note
+
+    def peek(self, name: str, whose: str, timeout_s: float = START_S) -> tuple[bytes, bool]:
+        """The same, and whether it is signed with this job's key: of one that is not, nothing may be believed."""
         key = f"{self._prefix}/{name}"
         try:
             self._store.wait([key], timedelta(seconds=timeout_s))
@@ -50,9 +57,8 @@ class Board:
             who = f"rank {self._launch.rank} waited {timeout_s:g} s for {whose}"
             raise DeadlineError(f"{who} to call paceline.init(), and it did not") from error
         note = signed[_SIGNATURE_BYTES:]
-        if len(signed) > MOST_NOTE_BYTES or not hmac.compare_digest(signed[:_SIGNATURE_BYTES], self._sign(name, note)):
-            raise ProtocolError(f"what {whose} has written into the store is not signed with this job's key: is it on every host?")
-        return note
+        is_ours = len(signed) <= MOST_NOTE_BYTES and hmac.compare_digest(signed[:_SIGNATURE_BYTES], self._sign(name, note))
+        return note[:MOST_NOTE_BYTES], is_ours
 
     def count(self, name: str) -> int:
         """How often this was asked before."""

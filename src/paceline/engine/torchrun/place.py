@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping
 
+from paceline.engine.torchrun.interfaces import interfaces
 from paceline.engine.torchrun.launch import Launch
 from paceline.errors import ConfigError
 from paceline.transport.trust import Trust, is_loopback, key_of, trust_for
@@ -17,10 +18,10 @@ LOOPBACK = "127.0.0.1"
 
 
 def host_of(launch: Launch, environ: Mapping[str, str]) -> str:
-    """PACELINE_HOST, else loopback when all are on one host, else the address from which MASTER_ADDR is reached."""
+    """PACELINE_HOST, an address or an interface's name; else loopback if all are on one host, else the address towards MASTER_ADDR."""
     given = environ.get("PACELINE_HOST", "").strip()
     if given:
-        return given
+        return next((one.address for one in interfaces() if one.name == given), given)
     master, port = launch.address
     if launch.is_one_host or is_loopback(master):
         return LOOPBACK

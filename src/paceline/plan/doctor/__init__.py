@@ -1,0 +1,1 @@
+"""Whether a job can run here, and how well: this machine alone, or all hosts of a launch."""
