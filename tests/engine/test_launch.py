@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from paceline.engine.torchrun.interfaces import interfaces
 from paceline.engine.torchrun.launch import Launch, find_launch, first_host
 from paceline.engine.torchrun.place import host_of, trust_at
 from paceline.errors import ConfigError
@@ -103,6 +104,12 @@ def test_one_host_stays_on_loopback_and_may_be_told_otherwise() -> None:
     assert host_of(one_host, {}) == "127.0.0.1"
     assert host_of(one_host, {"PACELINE_HOST": "10.0.0.7"}) == "10.0.0.7"
     assert host_of(found({**TORCHRUN, "MASTER_ADDR": "localhost"}), {}) == "127.0.0.1"
+
+
+def test_the_own_address_may_be_told_as_an_interface() -> None:
+    for one in interfaces()[:1]:
+        assert host_of(found(TORCHRUN), {"PACELINE_HOST": one.name}) == one.address
+    assert host_of(found(TORCHRUN), {"PACELINE_HOST": "no-such-interface"}) == "no-such-interface"
 
 
 def test_a_public_address_without_a_key_is_refused_and_a_wire_must_be_one() -> None:

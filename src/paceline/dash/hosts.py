@@ -49,7 +49,7 @@ def _columns(report: Report) -> Table:
 
 def _clock(report: Report, host: Host) -> str:
     ahead = clock_of(report, host)
-    return "" if ahead is None else f"{1e3 * ahead[0]:+.3g} ms ± {1e3 * ahead[1]:.2g}"
+    return "" if ahead is None else f"{1e3 * ahead[0]:+,.2f} ms ± {1e3 * ahead[1]:.2f}"
 
 
 def _key(host: Host) -> str:

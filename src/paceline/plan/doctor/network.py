@@ -93,7 +93,7 @@ def _clocks(report: Report) -> Iterator[Advice]:
         ahead = clock_of(report, host)
         if ahead is None or abs(ahead[0]) < CLOCK_S + ahead[1]:
             continue
-        by, side = f"{abs(ahead[0]):.3g} s (± {1e3 * ahead[1]:.2g} ms)", "ahead of" if ahead[0] > 0 else "behind"
+        by, side = f"{abs(ahead[0]):,.1f} s (± {1e3 * ahead[1]:.2g} ms)", "ahead of" if ahead[0] > 0 else "behind"
         told = f"the clock of {host.named(report.hosts)} is {by} {side} that of {first.named(report.hosts)}"
         if abs(ahead[0]) > HALF_A_DAY_S and host.facts.wire == "tls":
             yield Advice("fails", f"{told}: certificates may count as not valid there; set the clock")
