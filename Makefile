@@ -32,6 +32,7 @@ format: $(READY)
 bench: $(READY)
 	$(PY) benchmarks/coordinator.py
 	$(PY) benchmarks/step.py
+	$(PY) benchmarks/wire.py
 
 clean:
 	rm -rf .venv .pytest_cache .ruff_cache .hypothesis build dist

@@ -10,7 +10,8 @@ from contextlib import contextmanager, suppress
 from time import monotonic
 from typing import NamedTuple
 
-from paceline.messages import Address
+from paceline.messages import Address, Message
+from paceline.ports import Delivery, Port
 from paceline.transport.dial import Endpoint, dial
 from paceline.transport.handshake import Identity, Lane
 from paceline.transport.stream import Line, shut
@@ -51,6 +52,15 @@ def until(port: TcpPort, happens: Callable[[], bool], *, timeout_s: float = 10.0
     while not happens():
         assert monotonic() < deadline_s, "it did not happen"
         assert port.receive(0.005) is None
+
+
+def hear(port: Port, kind: type[Message]) -> Delivery:
+    """The next delivery, which must be of this kind."""
+    deadline_s = monotonic() + 10.0
+    while (delivery := port.receive(0.01)) is None:
+        assert monotonic() < deadline_s, f"no {kind.__name__}"
+    assert isinstance(delivery.message, kind), delivery
+    return delivery
 
 
 def insider(endpoint: Endpoint, trust: Trust, lane: Lane, *, incarnation: int = 0, number: int = 0, generation: int = 0) -> Line:

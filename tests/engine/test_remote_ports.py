@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
-from time import monotonic
 from typing import NamedTuple
 
 import pytest
@@ -21,7 +20,6 @@ from paceline.messages import (
     Finished,
     Hello,
     Linked,
-    Message,
     ModelSpec,
     Params,
     Pull,
@@ -32,10 +30,11 @@ from paceline.messages import (
     Welcome,
 )
 from paceline.pace import parse_pace
-from paceline.ports import Delivery, Port
+from paceline.ports import Delivery
 from paceline.transport import memory
 from paceline.transport.tcp import TcpPort
 from paceline.transport.trust import Trust
+from wired import hear
 
 SERVER, WORKER = Address("server", 0), Address("worker", 3)
 FROZEN, BUFFER = TensorSpec("frozen", (5,), "float32"), TensorSpec("mean", (7,), "float32")
@@ -65,15 +64,6 @@ class Ends(NamedTuple):
         assert hear(self.server, Pull).message == Pull(pull.at_least, True, pull.taken, pull.buffers)
         self.server.send(WORKER, Params(1))
         hear(self.worker, Params)
-
-
-def hear(port: Port, kind: type[Message]) -> Delivery:
-    """The next delivery, which must be of this kind."""
-    deadline_s = monotonic() + 10.0
-    while (delivery := port.receive(0.01)) is None:
-        assert monotonic() < deadline_s, f"no {kind.__name__}"
-    assert isinstance(delivery.message, kind), delivery
-    return delivery
 
 
 def mapped(fd: int) -> memoryview:

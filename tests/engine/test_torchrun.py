@@ -22,9 +22,13 @@ TIMEOUT_S = 100.0
 
 
 class Ranks:
-    """Processes with the environment that launchers agree on, `on_each` of them on each of several pretended hosts."""
+    """Processes with the environment that launchers agree on, `on_each` of them on each of several pretended hosts.
 
-    def __init__(self, out: Path, *arguments: str, size: int, on_each: int, **settings: str) -> None:
+    `same_host`: they share memory (`memory`) or do not (`tcp`); `hosts`: those of the first host do, with each other, as if
+    the others were on another machine.
+    """
+
+    def __init__(self, out: Path, *arguments: str, size: int, on_each: int, same_host: str, **settings: str) -> None:
         self.out = out
         own = {f"PACELINE_{name.upper()}": value for name, value in {"pace": "sync", "out": str(out), **settings}.items()}
         shared = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), **own}
@@ -32,7 +36,11 @@ class Ranks:
             subprocess.Popen(
                 [sys.executable, str(SCRIPT), *arguments],
                 env=environment(
-                    **shared, RANK=str(rank), LOCAL_RANK=str(rank % on_each), TORCHELASTIC_ERROR_FILE=f"{out}-error-{rank}.json"
+                    **shared,
+                    RANK=str(rank),
+                    LOCAL_RANK=str(rank % on_each),
+                    TORCHELASTIC_ERROR_FILE=f"{out}-error-{rank}.json",
+                    PACELINE_SAME_HOST=("memory" if rank < on_each else "tcp") if same_host == "hosts" else same_host,
                 ),
                 stdout=(out.parent / f"{out.name}-{rank}.txt").open("w"),
                 stderr=subprocess.STDOUT,
@@ -68,8 +76,9 @@ Launched = Callable[..., Ranks]
 def launched(tmp_path: Path) -> Iterator[Launched]:
     started: list[Ranks] = []
 
-    def start(*arguments: str, size: int = 4, on_each: int = 2, **settings: str) -> Ranks:
-        started.append(Ranks(tmp_path / f"run{len(started)}", *arguments, size=size, on_each=on_each, **settings))
+    def start(*arguments: str, size: int = 4, on_each: int = 2, same_host: str = "memory", **settings: str) -> Ranks:
+        out = tmp_path / f"run{len(started)}"
+        started.append(Ranks(out, *arguments, size=size, on_each=on_each, same_host=same_host, **settings))
         return started[-1]
 
     yield start
@@ -77,16 +86,24 @@ def launched(tmp_path: Path) -> Iterator[Launched]:
         ranks.close()
 
 
-def test_two_hosts_of_two_end_with_the_same_bits_as_one_machine(launched: Launched, tmp_path: Path) -> None:
-    ranks = launched("states", "0", servers="2", leases="static")
-    assert ranks.codes() == [0] * 4, ranks.printed(0)
-    local = tmp_path / "local"
-    done = paceline_run(SCRIPT, "states", "0", out=local, workers=4, servers=2, leases="static")
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A run on one machine, and what it printed."""
+    out = tmp_path_factory.mktemp("local") / "run"
+    done = paceline_run(SCRIPT, "states", "0", out=out, workers=4, servers=2, leases="static")
     assert done.returncode == 0, done.stderr
-    assert (local / "final.safetensors").read_bytes() == (ranks.out / "final.safetensors").read_bytes()
+    return out, done.stdout
+
+
+@pytest.mark.parametrize("same_host", ["memory", "tcp", "hosts"])
+def test_two_hosts_of_two_end_with_the_same_bits_as_one_machine(same_host: str, launched: Launched, local: tuple[Path, str]) -> None:
+    ranks = launched("states", "0", same_host=same_host, servers="2", leases="static")
+    assert ranks.codes() == [0] * 4, ranks.printed(0)
+    assert (local[0] / "final.safetensors").read_bytes() == (ranks.out / "final.safetensors").read_bytes()
     ends = [ranks.printed(rank).split(f"rank {rank} has ")[1].split("\n")[0] for rank in range(4)]
     assert len(set(ends)) == 1
-    assert f"has {ends[0]}" in done.stdout
+    assert f"has {ends[0]}" in local[1]
+    assert "no memory is shared" not in "".join(ranks.printed(rank) for rank in range(4))
     assert "engine torchrun, because a launcher has set RANK and WORLD_SIZE: worker 3 of 4" in ranks.printed(3)
 
 
@@ -101,7 +118,7 @@ def test_every_kind_of_pace_counts_every_sample_once(pace: str, launched: Launch
 def test_with_a_key_file_the_settings_and_all_traffic_are_proved(launched: Launched, tmp_path: Path) -> None:
     key = tmp_path / "job.key"
     write_key_file(key)
-    ranks = launched("plain", "0", size=2, on_each=1, key_file=str(key), wire="tls")
+    ranks = launched("plain", "0", size=2, on_each=1, same_host="tcp", key_file=str(key), wire="tls")
     assert ranks.codes() == [0, 0], ranks.printed(0)
     assert key.read_text() not in "".join(path.read_text(errors="replace") for path in ranks.out.rglob("*") if path.is_file())
 

@@ -130,6 +130,19 @@ def test_updates_are_made_in_order_and_pulls_wait_for_their_version(server, stor
     assert store.done == ["reduce 0 x 1.0", "apply x 1.0", "copy to 0"]
 
 
+def test_a_pull_that_comes_in_mid_update_is_answered_behind_it_if_its_buffer_was_read_before(server, store):
+    next_ones: list[list[tuple[int, int]]] = []
+
+    def apply(**_: object) -> None:
+        for pull in (Pull(2, copy=True), Pull(1, copy=True, taken=0), Pull(1, copy=False), Pull(1, copy=True)):
+            server.park(WORKER, pull)
+            next_ones.append(server.answered_next())
+
+    store.apply = apply
+    assert messages(server.handle(COORDINATOR, fold(1, 0))) == [Params(1)] * 3
+    assert next_ones == [[], [], [], [(0, 0)]]
+
+
 def test_a_gap_in_the_versions_ends_the_server(server):
     end = server.handle(COORDINATOR, fold(2, 0))[0]
     assert end == End(4, "server 0 is at version 0 and was ordered to make 2")

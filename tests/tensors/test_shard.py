@@ -236,3 +236,36 @@ def test_memory_that_is_too_small_is_refused():
     _, size = parameter_arena_bytes(layout_of(spec))
     with pytest.raises(ProtocolError, match="parameter arena must be at least"):
         Shard(spec, 0, 1, torch.zeros(size - 1, dtype=torch.uint8))
+
+
+@pytest.mark.parametrize("first_window", [1, 3])
+def test_who_follows_an_update_has_it_all_when_it_is_made_and_is_not_copied_to_again(first_window):
+    job = job_of(num_shards=1)
+    (shard,) = job.shards
+    heard: list[int] = []
+
+    def follow(done: int) -> None:
+        heard.append(done)
+        if len(heard) == first_window:
+            shard.follow(1, 0)
+
+    shard.on_window = follow
+    place = job.arenas[1][arena_map(job.layout).parameters :][: job.layout.trainable_bytes]
+    job.write(0, noise(job, 1))
+    job.fold((Member(0, 0, 0, 0, 1.0),))
+    assert torch.equal(place, values(job))
+    assert heard == sorted(set(heard))
+    assert len(heard) > first_window
+    assert heard[-1] == job.layout.trainable_bytes
+    place.zero_()
+    shard.copy_out(1, 0, buffers=False)
+    assert not place.any()
+    # that was for one answer, and a later update is another
+    shard.copy_out(1, 0, buffers=False)
+    assert torch.equal(place, values(job))
+    heard.clear()
+    job.fold((Member(0, 0, 0, 0, 1.0),))
+    shard.on_window = None
+    job.fold((Member(0, 0, 0, 0, 1.0),))
+    shard.copy_out(1, 0, buffers=False)
+    assert torch.equal(place, values(job))

@@ -6,6 +6,7 @@ anything: which gradients, in which order and with which weights is the order's.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -64,6 +65,10 @@ class Shard:
         self._stale = Stale(self._windows, self._change, scales_gradients=model.scales_gradients)
         self._kept = Kept(self._windows, self._values, self._start, self._stepper) if self._stepper is not None else None
         self._ramp = Ramp()
+        self.on_window: Callable[[int], None] | None = None
+        """Hears, while `apply` works, up to which byte of this shard the update has been made; it may call `follow`."""
+        self._done = 0
+        self._followers: dict[tuple[int, int], Tensor] = {}
 
     # --- workers ------------------------------------------------------------------------------------------
 
@@ -84,6 +89,7 @@ class Shard:
     def detach(self, worker: int, incarnation: int) -> None:
         """Let this worker's arena go."""
         self._peers.pop((worker, incarnation), None)
+        self._followers.pop((worker, incarnation), None)
         self._stale.drop(worker, incarnation)
         if self._means is not None:
             self._means.drop(worker, incarnation)
@@ -91,9 +97,16 @@ class Shard:
     def copy_out(self, worker: int, incarnation: int, *, buffers: bool) -> None:
         """Write the shard's parameters, and the mean buffers if this shard holds them, into a worker's arena."""
         peer = self._peer(worker, incarnation)
-        peer.parameters.copy_(self._values)
+        if self._followers.pop((worker, incarnation), None) is None:
+            peer.parameters.copy_(self._values)
         if buffers and self._means is not None:
             self._means.copy_to(peer.mean_buffers)
+
+    def follow(self, worker: int, incarnation: int) -> None:
+        """Write what the update under way has made, and from now on each of its windows, into a worker's arena: no `copy_out` has to."""
+        place = self._peer(worker, incarnation).parameters
+        place[: self._done].copy_(self._values[: self._done])
+        self._followers[worker, incarnation] = place
 
     def take_buffers(self, member: Member) -> None:
         """Let a worker's buffers, beside its gradient, count for `buffer_samples` in the means."""
@@ -132,6 +145,7 @@ class Shard:
         parameters before and of their change.
         """
         self._suspects = []
+        self._followers.clear()
         ruler = Ruler(self._change) if measure else None
         if self._stepper is not None:
             if hyper:
@@ -144,7 +158,8 @@ class Shard:
         return None if ruler is None else ruler.squares()
 
     def _step_windows(self, stepper: Stepper, factor: float, ruler: Ruler | None) -> None:
-        """Sum, step and check one window while the cache holds it, then the next."""
+        """Sum, step, check and hand out one window while the cache holds it, then the next."""
+        self._done = 0
         for window in self._windows:
             gradients = self._reduction.gradients(window, factor)
             if self._kept is not None:
@@ -160,6 +175,14 @@ class Shard:
                 ruler.after(window)
             if not window.seems_finite():
                 self._suspects.append(window)
+            self._hand_out(len(self._values) if window is self._windows[-1] else window.stop - self._start)
+
+    def _hand_out(self, done: int) -> None:
+        for place in self._followers.values():
+            place[self._done : done].copy_(self._values[self._done : done])
+        self._done = done
+        if self.on_window is not None:
+            self.on_window(done)
 
     def find_non_finite(self) -> str | None:
         """The name of a parameter that is not finite after the last `apply`."""
@@ -195,6 +218,7 @@ class Shard:
     def restore(self) -> None:
         """Go back to what was kept. The accumulator and the workers' buffers are forgotten; settings stay as they are."""
         self._suspects = []
+        self._followers.clear()
         self._reduction.finish()
         self._stale.finish()
         if self._kept is not None:
@@ -229,6 +253,7 @@ class Shard:
     def load(self, state: bytes | memoryview, *, parameters: bool, optimizer: bool) -> None:
         """Replace parameters (and mean buffers) and optimizer state by this shard's slices of what `state.pack` wrote."""
         gathered = unpack(state)
+        self._followers.clear()
         self._settle()
         if parameters:
             for slot in self._layout.slots:

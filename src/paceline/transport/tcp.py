@@ -76,6 +76,10 @@ class TcpPort:
         """Why the connection of `peer` ended."""
         return self._board.reason(peer)
 
+    def is_near(self, peer: Address) -> bool:  # noqa: ARG002
+        """Whether a peer shares memory with this process: through this port nobody does."""
+        return False
+
     def still_s(self, peer: Address) -> float:
         """For how long a peer that is connected has not gone on, whether or not it lives."""
         return monotonic() - self._peer(peer).progressed_s

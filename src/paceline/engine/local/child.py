@@ -40,7 +40,8 @@ _PR_SET_PDEATHSIG = 1
 class Brief(msgspec.Struct, frozen=True):
     """What a child is told. `listener_fd` is the socket at which it is reached, -1 for a worker.
 
-    Where processes speak over TCP, `host` is the address to listen at, and `coordinator` is where that one listens.
+    Where processes speak over TCP, `host` is the address to listen at, and `coordinator` is where that one listens;
+    `coordinator_name` is its abstract socket if it is on this machine.
     """
 
     token: str
@@ -53,6 +54,7 @@ class Brief(msgspec.Struct, frozen=True):
     resolved: Resolved
     host: str = ""
     coordinator: tuple[str, int] | None = None
+    coordinator_name: str = ""
 
     @property
     def me(self) -> Address:

@@ -1,23 +1,26 @@
-"""A server's port to workers that it shares no memory with: it makes their arenas itself and receives into them.
+"""A server's port to workers of which some share no memory with it: it makes their arenas itself and receives into them.
 
 The server's role and its store stay as they are. A gradient's place is named before its worker can send it; the parameters
-of a pull are copied into the worker's arena here, and stream from there while the shard goes on.
+of a pull are copied into the worker's arena here, and stream from there while the update is still being made. A worker that is near brings
+its own arena, and is given the server's memory with its Linked.
 """
 
 from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 from paceline.engine.remote.parts import Parts, bytes_spec, filled
+from paceline.engine.remote.reach import Reach
 from paceline.engine.remote.worker_port import DOWN_KEYS, UP_KEYS
-from paceline.errors import ProtocolError
+from paceline.errors import PeerLostError, ProtocolError
 from paceline.messages import Address, Attach, Finished, Linked, Message, Params, Pull, Serve
 from paceline.ports import Delivery
 from paceline.transport import memory
 from paceline.transport.arrivals import Arrival
-from paceline.transport.tcp import TcpPort
+from paceline.transport.departures import Departure
 
 LANES = 2
 """Connections for tensors each way between a worker and a server: one does not fill a fast link."""
@@ -35,31 +38,36 @@ class Guest:
         self.num_pulls = 0
         self.wants_buffers = False
         self.coming: list[Arrival] = []
+        self.stream: Departure | None = None
 
 
 class ServerPort:
-    """A `ports.Port` over `port`, to the coordinator and to workers with lanes for tensors."""
+    """A `ports.Port` over `port`, to the coordinator and to workers that are near or have lanes for tensors."""
 
-    def __init__(self, port: TcpPort, shard: int) -> None:
+    def __init__(self, port: Reach, shard: int) -> None:
         self._port = port
         self._shard = shard
         self._parts: Parts | None = None
         self._shared = memoryview(b"")
+        self._shared_fd = -1
         self._guests: dict[Address, Guest] = {}
         self._early: list[Delivery] = []
         self._due: deque[Delivery] = deque()
+        self._passed_over: deque[Delivery] = deque()
 
     # --- ports.Port ---------------------------------------------------------------------------------------
 
     def send(self, to: Address, message: Message, attachments: Sequence[int] = ()) -> None:
         """Send a message and what goes with it; never waits. Raises PeerLostError."""
         match message:
+            case Linked() if self._port.is_near(to):
+                attachments = (self._shared_fd,)
             case Linked():
                 self._expect(to)
-            case Params():
+            case Params() if not self._port.is_near(to):
                 self._expect(to)
                 self._start(to)
-            case Finished() if self._parts is not None:
+            case Finished() if self._parts is not None and not self._port.is_near(to):
                 self._send_final(to, message)
                 return
             case _:
@@ -70,16 +78,18 @@ class ServerPort:
         """The next delivery; a worker's memory is made here."""
         if self._due:
             return self._due.popleft()
-        delivery = self._port.receive(timeout_s)
+        delivery = self._passed_over.popleft() if self._passed_over else self._port.receive(timeout_s)
         if delivery is None:
             return None
         match delivery.message:
             case Serve() as serve:
                 self._parts = Parts(serve.model, serve.num_shards)
                 self._shared = memoryview(memory.map_shared(delivery.attachments[0], self._parts.shared_bytes))
+                self._let_go()
+                self._shared_fd = os.dup(delivery.attachments[0])
                 self._due += [self._hosted(early, self._parts) for early in self._early]
                 self._early.clear()
-            case Attach():
+            case Attach() if not self._port.is_near(delivery.sender):
                 if self._parts is None:
                     # the size of its memory is known with the model
                     self._early.append(delivery)
@@ -95,7 +105,40 @@ class ServerPort:
 
     def close(self) -> None:
         """End every connection; what is still queued is sent first."""
+        self._let_go()
         self._port.close()
+
+    def _let_go(self) -> None:
+        if self._shared_fd >= 0:
+            os.close(self._shared_fd)
+            self._shared_fd = -1
+
+    # --- pulls that are answered while their update is made -----------------------------------------------
+
+    def pulls(self) -> Iterator[tuple[Address, Pull]]:
+        """The pulls of workers that are not near, of those that have come by now; everything else waits for `receive`."""
+        while (delivery := self._port.receive(0.0)) is not None:
+            if isinstance(delivery.message, Pull) and delivery.sender in self._guests:
+                self._guests[delivery.sender].wants_buffers = delivery.message.buffers
+                yield delivery.sender, delivery.message
+            else:
+                self._passed_over.append(delivery)
+
+    def begin_stream(self, worker: Address) -> bool:
+        """Begin to send a worker's parameters, of which nothing is there yet; false when they are on their way, or it has no need."""
+        guest = self._guests.get(worker)
+        if guest is None or guest.stream is not None or self._parts is None:
+            return False
+        data = guest.arena[self._parts.private(self._shard)]
+        with suppress(PeerLostError):
+            guest.stream = self._port.start(worker, DOWN_KEYS * guest.num_pulls, bytes_spec(data), data, released_bytes=0)
+        return guest.stream is not None
+
+    def go_on(self, num_bytes: int) -> None:
+        """Of every stream so many bytes are there now."""
+        for guest in self._guests.values():
+            if guest.stream is not None:
+                guest.stream.release(num_bytes)
 
     # --- what travels -------------------------------------------------------------------------------------
 
@@ -122,12 +165,16 @@ class ServerPort:
             guest.next_step += 1
 
     def _start(self, worker: Address) -> None:
-        """Stream what was copied for a pull; it changes with the worker's next pull at the earliest, when it has all of this."""
+        """Send what was copied for a pull; it changes with the worker's next pull at the earliest, when it has all of this."""
         parts, guest = self._known(worker)
+        has_begun = guest.stream is not None
+        guest.stream = None
         values = [guest.arena[parts.private(self._shard)]]
         if guest.wants_buffers:
             values += [guest.arena[parts.mean_buffers], self._shared[parts.constants]]
         for number, data in enumerate(filled(values)):
+            if has_begun and number == 0:
+                continue
             self._port.start(worker, DOWN_KEYS * guest.num_pulls + number, bytes_spec(data), data)
         guest.num_pulls += 1
 

@@ -1,7 +1,7 @@
-"""A worker's port to servers that it shares no memory with: what they would read and write in place travels instead.
+"""A worker's port to servers of which some share no memory with it: what those would read and write in place travels instead.
 
 The session and the worker's role stay as they are. A gradient is sent, and is in place at every server, before its
-Ready; the parameters of a pull are in place here before its Params is delivered.
+Ready; the parameters of a pull are in place here before its Params is delivered. Where everyone is near, this changes nothing.
 """
 
 from __future__ import annotations
@@ -10,30 +10,33 @@ import os
 from collections.abc import Sequence
 
 from paceline.engine.remote.parts import Parts, bytes_spec, filled
+from paceline.engine.remote.reach import Reach
 from paceline.errors import PeerLostError, ProtocolError
-from paceline.messages import Address, Attach, Hello, Message, ModelSpec, Params, Pull, Ready, Seeded, Welcome
+from paceline.messages import COORDINATOR, Address, Attach, Hello, Linked, Message, ModelSpec, Params, Pull, Ready, Seeded, Welcome
 from paceline.ports import Delivery
 from paceline.transport import memory
 from paceline.transport.arrivals import Arrival
-from paceline.transport.tcp import TcpPort
 
 UP_KEYS, DOWN_KEYS = 2, 4
 """Tensors have numbers that both ends count: of a step so many, of a pull so many."""
 
 
 class WorkerPort:
-    """A `ports.Port` over `port`, whose servers are connected with lanes for tensors; `timeout_s` is for each transfer.
+    """A `ports.Port` over `port`, whose servers are near or connected with lanes for tensors; `timeout_s` is for each transfer.
 
-    Reading in place becomes reading into memory of this worker's own that stands for the shards'.
+    If not all are near, reading in place becomes reading into memory of this worker's own that stands for the shards'.
     """
 
-    def __init__(self, port: TcpPort, *, timeout_s: float) -> None:
+    def __init__(self, port: Reach, *, timeout_s: float) -> None:
         self._port = port
         self._timeout_s = timeout_s
         self._model: ModelSpec | None = None
         self._parts: Parts | None = None
         self._shared_fd = -1
         self._shared = self._arena = memoryview(b"")
+        self._in_place = False
+        self._sources: dict[Address, memoryview] = {}
+        self._asked: dict[Address, Pull] = {}
         self._num_pulls: dict[Address, int] = {}
         self._coming: dict[Address, list[Arrival]] = {}
 
@@ -45,18 +48,21 @@ class WorkerPort:
             case Hello(model=model):
                 self._model = model
             case Attach():
-                self._arena, attachments = memoryview(memory.map_shared(attachments[0])), ()
+                self._arena = memoryview(memory.map_shared(attachments[0]))
+                attachments = attachments if self._port.is_near(to) else ()
             case Seeded():
-                attachments = (self._shared_fd, *attachments)
+                self._send_initial(to, message, attachments)
+                return
             case Ready(step=step, buffer=buffer):
                 self._push(step, buffer)
-            case Pull():
+            case Pull() if not self._port.is_near(to):
                 message = self._expect(to, message)
+            case Pull() if not self._in_place:
+                self._asked[to] = message
+                message = Pull(message.at_least, message.copy or message.buffers, message.taken, message.buffers)
             case _:
                 pass
         self._port.send(to, message, attachments)
-        if isinstance(message, Seeded):
-            self._let_go()
 
     def receive(self, timeout_s: float) -> Delivery | None:
         """The next delivery, when what goes with it is here."""
@@ -66,6 +72,12 @@ class WorkerPort:
         match delivery.message:
             case Welcome() as welcome:
                 return delivery._replace(attachments=(self._welcomed(welcome, delivery.attachments),))
+            case Linked() if delivery.attachments:
+                self._sources[delivery.sender] = _mapped(delivery.attachments[0])
+                return delivery._replace(attachments=())
+            case Params() if delivery.sender in self._asked:
+                self._take_over(delivery.sender.id, self._sources[delivery.sender], self._asked.pop(delivery.sender))
+                return delivery
             case Params():
                 return self._arrived(delivery, timeout_s)
             case _:
@@ -83,12 +95,30 @@ class WorkerPort:
         if self._model is None:
             raise ProtocolError("the coordinator welcomes a worker that has not said hello")
         self._parts = Parts(self._model, welcome.num_servers)
-        fd = attachments[0] if attachments else memory.create("parameters", self._parts.shared_bytes)
+        is_near = self._port.is_near(COORDINATOR)
+        self._in_place = is_near and all(self._port.is_near(Address("server", shard)) for shard in range(welcome.num_servers))
+        if not attachments:
+            fd = memory.create("parameters", self._parts.shared_bytes)
+        elif self._in_place or not is_near:
+            fd = attachments[0]
+        else:
+            # what is the coordinator's, and perhaps a server's, is not for this worker's pulls to be received into
+            fd = memory.create_from("parameters", _mapped(attachments[0]))
         self._shared = memoryview(memory.map_shared(fd, self._parts.shared_bytes))
         if welcome.first:
             self._let_go()
             self._shared_fd = os.dup(fd)
         return fd
+
+    def _send_initial(self, to: Address, seeded: Message, state: Sequence[int]) -> None:
+        """The initial values become the run's own: in place they stay the same memory, else they are a copy."""
+        is_to_be_copied = self._port.is_near(to) and not self._in_place
+        fd = memory.create_from("parameters", self._shared) if is_to_be_copied else os.dup(self._shared_fd)
+        try:
+            self._port.send(to, seeded, (fd, *state))
+        finally:
+            os.close(fd)
+        self._let_go()
 
     def _let_go(self) -> None:
         if self._shared_fd >= 0:
@@ -106,6 +136,7 @@ class WorkerPort:
         departures = [
             self._port.start(Address("server", shard), UP_KEYS * step + number, bytes_spec(data), data)
             for shard in range(parts.num_shards)
+            if not self._port.is_near(Address("server", shard))
             for number, data in enumerate(self._arena[place] for place in parts.gradient(buffer, shard))
         ]
         for departure in departures:
@@ -124,6 +155,15 @@ class WorkerPort:
         ]
         return Pull(pull.at_least, True, pull.taken, pull.buffers)
 
+    def _take_over(self, shard: int, source: memoryview, asked: Pull) -> None:
+        """What a server that is near left to be read in place, for a worker that does not read all of them there."""
+        parts = self._known()
+        if not asked.copy:
+            place = parts.shared(shard)
+            self._shared[place] = source[place]
+        if asked.buffers and shard == 0:
+            self._shared[parts.constants] = source[parts.constants]
+
     def _arrived(self, delivery: Delivery, timeout_s: float) -> Delivery | None:
         try:
             for arrival in self._coming.pop(delivery.sender, ()):
@@ -132,3 +172,11 @@ class WorkerPort:
             # its end is the next thing that is heard of it
             return self.receive(timeout_s)
         return delivery
+
+
+def _mapped(fd: int) -> memoryview:
+    """The memory of a received attachment, which is used up."""
+    try:
+        return memoryview(memory.map_shared(fd))
+    finally:
+        os.close(fd)

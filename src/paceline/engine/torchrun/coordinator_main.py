@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from paceline.engine.local.child import begin
+from paceline.engine.local.child import begin, listener_of
 from paceline.engine.local.coordinator_main import CoordinatorProcess, conduct, expected
 from paceline.engine.remote.joint import Joint
 from paceline.engine.remote.keeper import RemoteKeeper
@@ -28,6 +28,7 @@ class RemoteCoordinator(CoordinatorProcess):
 def main() -> int:
     """Run the coordinator; the exit code is the run's."""
     brief, near = begin(dies_with_parent=False)
+    near.listen(listener_of(brief), expected(brief.resolved))
     try:
         far = TcpPort(brief.me, trust_at(brief.host, os.environ), silence_s=SILENCE_S)
         endpoint = far.listen(brief.host, 0, expected(brief.resolved))

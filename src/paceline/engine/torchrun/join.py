@@ -18,6 +18,7 @@ from paceline.config import DEFAULT, Resolved, resolve
 from paceline.engine.link import Link, Member, install
 from paceline.engine.local.child import Brief
 from paceline.engine.local.run_dir import prepare_run_dir
+from paceline.engine.remote.joint import Joint
 from paceline.engine.remote.server_port import LANES
 from paceline.engine.remote.worker_port import WorkerPort
 from paceline.engine.surroundings import Surroundings
@@ -25,14 +26,14 @@ from paceline.engine.torchrun.board import Board
 from paceline.engine.torchrun.ending import Ending, plainly
 from paceline.engine.torchrun.launch import Launch, find_launch
 from paceline.engine.torchrun.nursery import Nursery
-from paceline.engine.torchrun.place import CONNECT_S, SILENCE_S, host_of, trust_at
+from paceline.engine.torchrun.place import CONNECT_S, SILENCE_S, Place, connect_near, host_of, machine, name_here, shares_memory, trust_at
 from paceline.errors import ConfigError, PacelineError
 from paceline.messages import COORDINATOR, Address
 from paceline.roles.patience import LEAST_WAIT_S
-from paceline.transport.dial import Endpoint
+from paceline.transport.shm import SocketPort
 from paceline.transport.tcp import TcpPort
 
-SETTINGS, ENDPOINT = "settings", "at"
+SETTINGS, PLACE = "settings", "at"
 
 
 def launched(environ: Mapping[str, str], wishes: Mapping[str, object], write_report: Callable[[Path], Path]) -> Link | None:
@@ -94,11 +95,8 @@ class Joining:
         coordinator = self._where(COORDINATOR, 0)
         if launch.rank in firsts:
             self._start(nursery, Address("server", firsts.index(launch.rank)), resolved, coordinator)
-        port = TcpPort(Address("worker", launch.rank), self._trust, incarnation=life, silence_s=SILENCE_S)
-        port.connect(COORDINATOR, coordinator, timeout_s=CONNECT_S)
-        for shard, rank in enumerate(firsts):
-            server = Address("server", shard)
-            port.connect(server, self._where(server, rank), timeout_s=CONNECT_S, lanes=LANES)
+        servers = {Address("server", shard): self._where(Address("server", shard), rank) for shard, rank in enumerate(firsts)}
+        port = self._connect({COORDINATOR: coordinator, **servers}, life)
         worker_port = WorkerPort(port, timeout_s=max(resolved.settings.patience_s, LEAST_WAIT_S))
         link = Link(worker_port, Member(launch.rank, life, launch.world_size, len(firsts)), resolved, Launched(launch, board))
         nursery.watch()
@@ -130,14 +128,31 @@ class Joining:
     def _local_rank_of(self, rank: int) -> int:
         return int(self._board.read(f"local/{rank}", f"rank {rank}"))
 
-    def _start(self, nursery: Nursery, who: Address, resolved: Resolved, coordinator: Endpoint | None) -> None:
-        blank = Brief("", who.role, who.id, 0, 0, -1, -1, resolved, self._host, coordinator)
-        endpoint = nursery.start(nursery.brief(blank))
-        self._board.write(f"{ENDPOINT}/{who.role}/{who.id}", msgspec.json.encode(endpoint))
+    def _start(self, nursery: Nursery, who: Address, resolved: Resolved, coordinator: Place | None) -> None:
+        near = name_here(coordinator, os.environ) if coordinator is not None else ""
+        endpoint = coordinator.endpoint if coordinator is not None else None
+        blank = Brief("", who.role, who.id, 0, 0, -1, -1, resolved, self._host, endpoint, near)
+        host, port = nursery.start(nursery.brief(blank))
+        place = Place(host, port, nursery.name_of(who) if shares_memory(os.environ) else "", machine())
+        self._board.write(f"{PLACE}/{who.role}/{who.id}", msgspec.json.encode(place))
 
-    def _where(self, who: Address, rank: int) -> Endpoint:
-        note = self._board.read(f"{ENDPOINT}/{who.role}/{who.id}", f"rank {rank}, which starts {who},")
-        return msgspec.json.decode(note, type=Endpoint)
+    def _where(self, who: Address, rank: int) -> Place:
+        note = self._board.read(f"{PLACE}/{who.role}/{who.id}", f"rank {rank}, which starts {who},")
+        return msgspec.json.decode(note, type=Place)
+
+    def _connect(self, places: Mapping[Address, Place], life: int) -> Joint:
+        """Reach everyone: those of this machine so that memory is shared, the others over TCP."""
+        me = Address("worker", self._launch.rank)
+        near, far = SocketPort(me), TcpPort(me, self._trust, incarnation=life, silence_s=SILENCE_S)
+        reasons: list[str] = []
+        for peer, place in places.items():
+            reason = connect_near(near, peer, name_here(place, os.environ))
+            reasons += [reason] if reason else []
+            if peer not in near.peers:
+                far.connect(peer, place.endpoint, timeout_s=CONNECT_S, lanes=LANES if peer.role == "server" else 0)
+        if reasons:
+            sys.stderr.write(f"paceline: no memory is shared with a process of this machine, it is reached over TCP: {reasons[0]}\n")
+        return Joint(near, far)
 
 
 def settings_of(launch: Launch, wishes: Mapping[str, object], num_hosts: int, environ: Mapping[str, str]) -> Resolved:

@@ -17,12 +17,15 @@ from pathlib import Path
 from secrets import token_hex
 from time import monotonic
 
+import msgspec
+
 from paceline.engine.local.blame import Failure, cause_of, failure_of
-from paceline.engine.local.child import Brief, start
+from paceline.engine.local.child import Brief, name_of, start
 from paceline.engine.local.family import Child
 from paceline.engine.local.run_dir import LOGS
 from paceline.errors import ConfigError, DeadlineError, ExitCode, WriteError
-from paceline.messages import COORDINATOR, SUPERVISOR, Failed, Listening, Progress, Remark
+from paceline.messages import COORDINATOR, SUPERVISOR, Address, Failed, Listening, Progress, Remark
+from paceline.transport.connection import listener_at
 from paceline.transport.dial import Endpoint
 from paceline.transport.shm import SocketPort
 
@@ -60,7 +63,8 @@ class Nursery:
         except OSError as error:
             raise WriteError(f"the run directory {self._run_dir} cannot be written: {error.strerror}") from error
         # the main thread starts it: the kernel ends a server with the thread that has
-        started = start(brief, None, (), modules)
+        with listener_at(self.name_of(brief.me)) as listener:
+            started = start(brief, listener, (), modules)
         self._port.adopt(brief.me, started.sock)
         name = brief.role if brief.role == "coordinator" else f"{brief.role}-{brief.id}"
         self.children.append(Child(brief.me, started, self._run_dir / LOGS / f"{name}.log"))
@@ -80,9 +84,11 @@ class Nursery:
 
     def brief(self, blank: Brief) -> Brief:
         """A brief with this nursery's token."""
-        return Brief(
-            self._token, blank.role, blank.id, blank.incarnation, os.getpid(), -1, -1, blank.resolved, blank.host, blank.coordinator
-        )
+        return msgspec.structs.replace(blank, token=self._token, supervisor_pid=os.getpid())
+
+    def name_of(self, who: Address) -> str:
+        """The abstract socket at which a child is reached on this machine."""
+        return name_of(self._token, who)
 
     def watch(self) -> None:
         """Begin to hear the children."""

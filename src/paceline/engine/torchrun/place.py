@@ -1,13 +1,19 @@
-"""At which address this host is reached by the others of a launch, and how its connections are protected."""
+"""Where a process of a launch is reached by the others, over TCP or as one that shares their memory, and with what protection."""
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
 
 from paceline.engine.torchrun.interfaces import interfaces
 from paceline.engine.torchrun.launch import Launch
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, PeerLostError, ProtocolError
+from paceline.messages import Address
+from paceline.transport.dial import Endpoint
+from paceline.transport.shm import SocketPort
 from paceline.transport.trust import Trust, is_loopback, key_of, trust_for
 from paceline.transport.wire import Wire
 
@@ -15,6 +21,53 @@ CONNECT_S = 30.0
 SILENCE_S = 30.0
 """How long a process may go without a heartbeat: imports on a loaded host keep every thread from running for many seconds."""
 LOOPBACK = "127.0.0.1"
+MEMORY, TCP = "memory", "tcp"
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where a process listens: at `host` and `port` for everyone, at the abstract `name` for those of its own `machine`."""
+
+    host: str
+    port: int
+    name: str
+    machine: str
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Where it is reached over TCP."""
+        return Endpoint(self.host, self.port)
+
+
+def machine() -> str:
+    """What all processes of this machine agree on, whatever containers they are in; nothing where the kernel does not tell."""
+    try:
+        return BOOT_ID.read_text().strip()
+    except OSError:
+        return ""
+
+
+def shares_memory(environ: Mapping[str, str]) -> bool:
+    """Whether PACELINE_SAME_HOST lets processes of one machine share memory. Raises ConfigError."""
+    wanted = environ.get("PACELINE_SAME_HOST", "").strip() or MEMORY
+    if wanted not in (MEMORY, TCP):
+        raise ConfigError(f"PACELINE_SAME_HOST: {wanted!r} is not allowed, it must be {MEMORY} or {TCP}")
+    return wanted == MEMORY
+
+
+def name_here(place: Place, environ: Mapping[str, str]) -> str:
+    """The abstract socket of a process of this machine, if memory may be shared with it."""
+    return place.name if place.machine == machine() and shares_memory(environ) else ""
+
+
+def connect_near(port: SocketPort, peer: Address, name: str) -> str:
+    """Connect to a process of this machine, if it has a `name`; memory is shared with it then. Returns why that failed."""
+    try:
+        if name:
+            port.connect(peer, name, timeout_s=CONNECT_S)
+    except (PeerLostError, ProtocolError) as error:
+        return str(error)
+    return ""
 
 
 def host_of(launch: Launch, environ: Mapping[str, str]) -> str:

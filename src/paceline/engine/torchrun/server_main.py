@@ -1,4 +1,4 @@
-"""A server's process where workers are reached over TCP; a host's first worker starts it, and it ends with that one."""
+"""A server's process for workers of every host; its own host's first worker starts it, and it ends with that one."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import socket
 import sys
 from pathlib import Path
 
-from paceline.engine.local.child import begin
+from paceline.engine.local.child import Brief, begin, listener_of
+from paceline.engine.remote.joint import Joint
 from paceline.engine.remote.server_port import ServerPort
-from paceline.engine.torchrun.place import CONNECT_S, SILENCE_S, trust_at
+from paceline.engine.torchrun.place import CONNECT_S, SILENCE_S, connect_near, trust_at
 from paceline.errors import PacelineError
 from paceline.messages import COORDINATOR, SUPERVISOR, Address, Failed, Listening, ServerHello
 from paceline.transport.dial import Endpoint
+from paceline.transport.shm import SocketPort
 from paceline.transport.tcp import TcpPort
 
 
@@ -23,8 +25,10 @@ def main() -> int:
     assert brief.coordinator is not None
     try:
         far = TcpPort(brief.me, trust_at(brief.host, os.environ), silence_s=SILENCE_S)
-        endpoint = far.listen(brief.host, 0, frozenset(Address("worker", number) for number in range(settings.workers)))
-        far.connect(COORDINATOR, Endpoint(*brief.coordinator), timeout_s=CONNECT_S)
+        workers = frozenset(Address("worker", number) for number in range(settings.workers))
+        endpoint = far.listen(brief.host, 0, workers)
+        if not listens_near(brief, near, workers):
+            far.connect(COORDINATOR, Endpoint(*brief.coordinator), timeout_s=CONNECT_S)
     except PacelineError as error:
         near.send(SUPERVISOR, Failed(error.exit_code, str(error)))
         near.close()
@@ -33,19 +37,33 @@ def main() -> int:
     near.send(SUPERVISOR, Listening(*endpoint))
     import torch
 
-    from paceline.engine.local.serving import ServerProcess
+    from paceline.engine.remote.serving import RemoteServer
 
     torch.set_num_threads(1)
     sys.path.insert(0, str(Path(settings.script).resolve().parent))
-    process = ServerProcess(ServerPort(far, brief.id), brief.me)
+    port = ServerPort(Joint(near, far), brief.id)
+    process = RemoteServer(port, brief.me)
     try:
-        far.send(COORDINATOR, ServerHello(brief.id, os.getpid(), socket.gethostname()))
+        port.send(COORDINATOR, ServerHello(brief.id, os.getpid(), socket.gethostname()))
         code = process.run().code
     except PacelineError as error:
         code = process.fail(error)
-    far.close()
-    near.close()
+    port.close()
     return code
+
+
+def listens_near(brief: Brief, near: SocketPort, workers: frozenset[Address]) -> bool:
+    """Let the workers of this machine come in; whether the coordinator is reached here as well.
+
+    Who shares memory with all servers and the coordinator reads it in place: it must be one memory. So a server that is on
+    the coordinator's machine and does not reach it there is not near to anybody.
+    """
+    listener = listener_of(brief)
+    if connect_near(near, COORDINATOR, brief.coordinator_name):
+        listener.close()
+    else:
+        near.listen(listener, workers)
+    return COORDINATOR in near.peers
 
 
 if __name__ == "__main__":
