@@ -50,15 +50,24 @@ class Worker:
 
 
 class Membership:
-    """The live members by id, and their `crowd`; change a phase through `move` and holdings through `recount`."""
+    """The live members by id, and their `crowd`; change a phase through `move` and holdings through `recount`.
+
+    Of `num_attached` of them every server has the memory.
+    """
 
     def __init__(self) -> None:
         self.workers: dict[int, Worker] = {}
         self.crowd = Crowd()
+        self.num_attached = 0
 
     def attached(self) -> list[Worker]:
         """Members whose memory every server has."""
         return [worker for worker in self.workers.values() if worker.attached]
+
+    def attach(self, worker: Worker) -> None:
+        """Every server has this member's memory."""
+        self.num_attached += not worker.attached
+        worker.attached = True
 
     def add(self, worker: Worker) -> None:
         """A new member, not counted yet."""
@@ -102,6 +111,7 @@ class Membership:
             self.crowd.holders -= worker.holds
         if worker.num_pending:
             self.crowd.holders += 1
+        self.num_attached -= worker.attached
         worker.is_gone = True
         del self.workers[worker.id]
 

@@ -168,7 +168,7 @@ class Enrolment:
 
     def attached(self, worker: Worker, _: Attached) -> None:
         """Every server has this worker's memory."""
-        worker.attached = True
+        self.job.members.attach(worker)
         self.job.members.move(worker, RESTING)
         if self.forming is Forming.BEGUN:
             self.epochs.leases.recount(worker)
@@ -179,7 +179,7 @@ class Enrolment:
     def begin_if_complete(self) -> None:
         """The job begins when all of the first gathering have attached."""
         workers = self.job.members.workers.values()
-        if self.forming is not Forming.ATTACHING or not workers or not all(worker.attached for worker in workers):
+        if self.forming is not Forming.ATTACHING or not workers or self.job.members.num_attached < len(workers):
             return
         self.forming = Forming.BEGUN
         self.epochs.first = min(worker.id for worker in workers)

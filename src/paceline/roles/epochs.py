@@ -45,7 +45,8 @@ class Epochs:
         self.leases.reset(self.index)
         self._clock_base = self.clock
         self._updates = self._repeated = self._per_update = 0
-        self._somebody_left = self._is_booked = False
+        self._num_left = 0
+        self._is_booked = False
         self._over: EpochOver | None = None
         self._plan_queue: list[Worker] = []
         self._next_queue: list[Worker] = []
@@ -74,7 +75,7 @@ class Epochs:
             where = f"epoch {message.epoch} while the run is in epoch {self.index}"
             self.job.end(1, f"worker {worker.id} begins {where}; all workers must run the same loops")
             return
-        worker.left_epoch = False
+        self._leave(worker, left=False)
         if not message.ledger:
             self._enter_uncounted(worker)
         elif self.stage is Stage.NEW:
@@ -165,8 +166,8 @@ class Epochs:
 
     def give_back(self, worker: Worker, message: GiveBack) -> None:
         """A worker has left its loop."""
-        worker.left_epoch, worker.is_open = True, False
-        self._somebody_left = True
+        self._leave(worker, left=True)
+        worker.is_open = False
         self.leases.release(worker, consumed=message.consumed)
         worker.started.clear()
         worker.recalled.clear()
@@ -181,7 +182,7 @@ class Epochs:
             if worker in queue:
                 queue.remove(worker)
         self._ended.discard(worker.id)
-        self._somebody_left = True
+        self._leave(worker, left=False)
         self.leases.release(worker)
         if self.stage is Stage.DRAWING and worker.id == self.drawer:
             self.stage = Stage.NEW
@@ -197,9 +198,8 @@ class Epochs:
         if self.stage is not Stage.OPEN or self.job.pending:
             return
         if ledger is None or not ledger.done:
-            if not self._somebody_left or not self._all_left():
-                # not asked again at every step, but when the next one has left its loop or the job
-                self._somebody_left = False
+            num_members = self.job.members.num_attached
+            if not num_members or self._num_left < num_members:
                 return
             if ledger is not None:
                 ledger.close()
@@ -210,9 +210,10 @@ class Epochs:
         self.clock = max(self.clock, self._clock_base + self._updates)
         self.leases.dismiss(self._over)
 
-    def _all_left(self) -> bool:
-        members = self.job.members.attached()
-        return bool(members) and all(worker.left_epoch for worker in members)
+    def _leave(self, worker: Worker, *, left: bool) -> None:
+        """Count who has left its loop: a job may have thousands, and asks at every step whether all have."""
+        self._num_left += left - worker.left_epoch
+        worker.left_epoch = left
 
     def book(self) -> None:
         """Book what became of the epoch's samples, once; of one that is cut short, the rest is skipped."""
@@ -235,13 +236,13 @@ class Epochs:
     def _advance(self) -> None:
         """Begin the next epoch when every member has ended this one."""
         members = self.job.members
-        if self.stage is not Stage.OVER or not all(worker.id in self._ended for worker in members.attached()):
+        if self.stage is not Stage.OVER or len(self._ended) < members.num_attached:
             return
         queue = self._next_queue
         self.index += 1
-        self._open_new()
         for worker in members.workers.values():
-            worker.left_epoch = False
+            self._leave(worker, left=False)
+        self._open_new()
         for worker in queue:
             self.enter(worker, Enter(self.index, worker.ledgered))
 
@@ -253,8 +254,8 @@ class Epochs:
             worker.first_epoch += 1
         return worker.first_epoch
 
-    def not_ended(self) -> list[Worker]:
+    def not_ended(self) -> set[int]:
         """The members that others wait for between two epochs."""
         if self.stage is not Stage.OVER or not self._next_queue:
-            return []
-        return [worker for worker in self.job.members.attached() if worker.id not in self._ended]
+            return set()
+        return {worker.id for worker in self.job.members.attached() if worker.id not in self._ended}

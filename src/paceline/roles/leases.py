@@ -77,8 +77,7 @@ class Leases:
         """The epoch's first leases: when all members have asked, or their time is over."""
         if self.grants_by_s is None:
             return
-        all_there = all(worker.id in self._first for worker in self.job.members.attached())
-        if not all_there and self.job.now_s < self.grants_by_s:
+        if len(self._first) < self.job.members.num_attached and self.job.now_s < self.grants_by_s:
             return
         self._granting, self.grants_by_s = True, None
         if self.job.gauges is not None:

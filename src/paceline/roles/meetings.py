@@ -12,11 +12,19 @@ from paceline.roles.job import Job
 
 
 class Meeting:
-    """Members under one key, with the values they brought; `epoch` is where the first of them was (-1: before any)."""
+    """Members under one key, with the values they brought; `epoch` is where the first of them was (-1: before any).
+
+    `expected` were missing when they were last looked through, which is done again when none of these is.
+    """
 
     def __init__(self, since_s: float, epoch: int) -> None:
         self.since_s, self.epoch = since_s, epoch
         self.brought: dict[int, tuple[tuple[float, ...], float]] = {}
+        self.expected: list[Worker] = []
+
+    def misses(self, worker: Worker) -> bool:
+        """Whether this member has still to come."""
+        return not worker.is_gone and worker.id not in self.brought and worker.first_epoch <= self.epoch >= worker.epoch
 
 
 class Meetings:
@@ -35,8 +43,7 @@ class Meetings:
 
     def missing_at(self, meeting: Meeting) -> list[Worker]:
         """Who has still to come."""
-        members = self.job.members.attached()
-        return [one for one in members if one.id not in meeting.brought and one.first_epoch <= meeting.epoch >= one.epoch]
+        return [one for one in self.job.members.attached() if meeting.misses(one)]
 
     def left(self, worker: Worker) -> None:
         """A member is gone, and what it brought with it."""
@@ -46,9 +53,18 @@ class Meetings:
     def settle(self) -> None:
         """Close the meetings where nobody is missing."""
         for key, meeting in list(self.open.items()):
-            if not self.missing_at(meeting):
+            if not self._somebody_misses(meeting):
                 del self.open[key]
                 self._close(key, meeting)
+
+    def _somebody_misses(self, meeting: Meeting) -> bool:
+        """Whether somebody has still to come, asked after every event."""
+        expected = meeting.expected
+        while expected and not meeting.misses(expected[-1]):
+            expected.pop()
+        if not expected:
+            meeting.expected = self.missing_at(meeting)
+        return bool(meeting.expected)
 
     def _close(self, key: str, meeting: Meeting) -> None:
         present = sorted(meeting.brought)

@@ -63,7 +63,7 @@ class Patience:
                 computes = f"computes step {worker.next_step} since {silent_s:.0f} s"
                 job.end(5, f"waited {limit_s:g} s for worker {worker.id}, which {computes}; if its steps are that long, raise --patience")
                 return
-            owed = worker.startable or worker in not_ended or (self.epochs.stage is Stage.DRAWING and worker.id == self.epochs.drawer)
+            owed = worker.startable or worker.id in not_ended or (self.epochs.stage is Stage.DRAWING and worker.id == self.epochs.drawer)
             if worker.phase is RESTING and owed and self._rested_s(worker) > EVALUATION_PATIENCES * limit_s:
                 waited = f"waited {EVALUATION_PATIENCES * limit_s:g} s for worker {worker.id}"
                 job.end(5, f"{waited}, which is between leases (an evaluation?); raise --patience")
