@@ -33,6 +33,10 @@ class Host:
         """Start a program on this host; its process is the one that is returned. `env` is its whole environment."""
         return subprocess.Popen(["ip", "netns", "exec", self.name, *argv], env=None if env is None else dict(env), **options)
 
+    def ip(self, *arguments: str) -> None:
+        """Run `ip` on this host."""
+        _ip("-n", self.name, *arguments)
+
     def pids(self) -> list[int]:
         """The processes of this host that live."""
         return _pids(self.name)

@@ -21,8 +21,10 @@ from paceline.dash.hosts import tell_report
 from paceline.engine.torchrun.interfaces import Interface
 from paceline.engine.torchrun.launch import Launch
 from paceline.errors import PacelineError
+from paceline.messages import Address
 from paceline.plan.doctor.advice import advice_for
 from paceline.plan.doctor.checkup import Checkup, num_rounds, pairs_of
+from paceline.plan.doctor.doors import Doors
 from paceline.plan.doctor.facts import Facts, facts_here
 from paceline.plan.doctor.findings import Host, Report, Visit, Way
 from paceline.plan.machine import Machine
@@ -153,6 +155,22 @@ def test_who_does_not_come_is_named_and_the_others_are_examined() -> None:
     assert "fails: rank 1 did not come: is it started, and does its host reach MASTER_ADDR and MASTER_PORT?" in sentences(report)
     assert {(visit.visitor, visit.host) for visit in report.visits} == {(0, 2), (2, 0)}
     assert list(raised) == [2]
+
+
+class Walled(Doors):
+    """The doors of a host whose ports a firewall keeps shut."""
+
+    def _open(self, me: Address, at: Interface) -> None:
+        super()._open(me, at)
+        self.doors[-1] = replace(self.doors[-1], wire_port=free_port())
+
+
+def test_a_port_that_is_shut_is_told_with_both_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.plan.doctor.checkup.Doors", Walled)
+    report, raised = examined(Person(facts("a", ports="32768-60999")), Person(facts("b")))
+    told = "b does not reach a at 127.0.0.1, where a job would look for it (Connection refused), nor at any other address"
+    assert f"fails: {told}: let TCP through to its ports 32768-60999" in sentences(report)
+    assert list(raised) == [1]
 
 
 @pytest.mark.parametrize("num_hosts", [0, 1, 2, 3, 4, 7, 8])

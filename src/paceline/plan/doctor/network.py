@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from statistics import median
+from typing import NamedTuple
 
-from paceline.plan.doctor.findings import Advice, Host, Report, Visit
+from msgspec.structs import replace
+
+from paceline.plan.doctor.findings import Advice, Host, Report, Visit, Way
 
 FASTER = 1.25
 """An address that brings so much more is worth a word."""
@@ -31,7 +34,7 @@ def network_advice(report: Report) -> Iterator[Advice]:
     for host in report.hosts:
         visits = [visit for visit in report.visits if visit.host == host.rank]
         yield from _unreached(report, host, visits)
-        yield from _faster(report, host, visits)
+    yield from _faster(report)
     yield from _clocks(report)
     yield from _laggards(report)
     yield from _wires(report)
@@ -55,36 +58,59 @@ def _unreached(report: Report, host: Host, visits: list[Visit]) -> Iterator[Advi
             yield Advice("fails", f"{visitor} visits {name}: {visit.error}")
 
 
-def best_address(report: Report, host: Host) -> tuple[str, float, float] | None:
-    """The address at which all visitors reach a host fastest, its bytes a second, and those of the advertised one."""
+def common_ways(report: Report, host: Host) -> dict[str, Way]:
+    """The ways to a host by address, of those addresses at which all visitors reach it, with the median bandwidth of the visitors."""
     visits = [visit for visit in report.visits if visit.host == host.rank and visit.ways]
-    rates: dict[str, list[float]] = {}
-    for visit in visits:
-        for way in visit.ways:
-            if not way.error:
-                rates.setdefault(way.address, []).append(way.bytes_per_s)
-    common = {address: median(found) for address, found in rates.items() if len(found) == len(visits)}
-    if not visits or host.facts.advertised not in common:
-        return None
-    best = max(common, key=lambda address: common[address])
-    return best, common[best], common[host.facts.advertised]
+    ways: dict[str, list[Way]] = {}
+    for way in (way for visit in visits for way in visit.ways if not way.error):
+        ways.setdefault(way.address, []).append(way)
+    return {
+        address: replace(found[0], bytes_per_s=median(way.bytes_per_s for way in found))
+        for address, found in ways.items()
+        if len(found) == len(visits)
+    }
 
 
-def _faster(report: Report, host: Host, visits: list[Visit]) -> Iterator[Advice]:
-    found = best_address(report, host)
-    if found is None or found[1] < FASTER * found[2]:
+class Faster(NamedTuple):
+    """A host that others reach faster at another address than at the one that a job would use, and what to set there."""
+
+    host: Host
+    wish: str
+    best: Way
+    advertised: Way
+
+
+def _faster(report: Report) -> Iterator[Advice]:
+    found = [one for host in report.hosts if (one := _faster_way(report, host)) is not None]
+    told = [f"{one.host.named(report.hosts)} is {_times(one)} as fast at {_at(one.best)} as at {_at(one.advertised)}" for one in found]
+    wishes = {one.wish for one in found}
+    if len(found) == len(report.hosts) > 1 and wishes == {one.best.interface for one in found} and len(wishes) == 1:
+        wish = wishes.pop()
+        yield Advice("slow", f"{wish} is the faster interface of every host: {'; '.join(told)}. Set PACELINE_HOST={wish} on all of them")
         return
-    best, fast, slow = found
-    names = {way.address: way.interface for visit in visits for way in visit.ways}
-    mine, advertised = names[best], host.facts.advertised
+    for one, sentence in zip(found, told, strict=True):
+        yield Advice("slow", f"{sentence}, where a job would look for it: set PACELINE_HOST={one.wish} there")
+
+
+def _faster_way(report: Report, host: Host) -> Faster | None:
+    common = common_ways(report, host)
+    if host.facts.advertised not in common:
+        return None
+    best, advertised = max(common.values(), key=lambda way: way.bytes_per_s), common[host.facts.advertised]
+    if best.bytes_per_s < FASTER * advertised.bytes_per_s:
+        return None
     # an interface's name is short and may be the same on every host, if it has one address only
-    wish = mine if mine and list(names.values()).count(mine) == 1 else best
-    times = f"{fast / slow:.0f}" if fast > 9.5 * slow else f"{fast / slow:.1f}"
-    yield Advice(
-        "slow",
-        f"{host.named(report.hosts)} is {times} times as fast at {best} ({mine}, {rate(fast)}) as at {advertised} ({names[advertised]}, "
-        f"{rate(slow)}), where a job would look for it: set PACELINE_HOST={wish} there",
-    )
+    is_only = [way.interface for way in common.values()].count(best.interface) == 1
+    return Faster(host, best.interface if best.interface and is_only else best.address, best, advertised)
+
+
+def _times(one: Faster) -> str:
+    times = one.best.bytes_per_s / one.advertised.bytes_per_s
+    return f"{times:.0f} times" if times > 9.5 else f"{times:.1f} times"
+
+
+def _at(way: Way) -> str:
+    return f"{way.address} ({way.interface}, {rate(way.bytes_per_s)})"
 
 
 def _clocks(report: Report) -> Iterator[Advice]:

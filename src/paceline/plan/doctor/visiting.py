@@ -19,7 +19,7 @@ from paceline.transport.stream import hurry
 from paceline.transport.tcp import TcpPort
 from paceline.transport.trust import Trust
 
-REACH_S = 2.0
+REACH_S = 3.0
 """How long an address may take to answer."""
 WIRE_S = 5.0
 NUM_PINGS, PINGS_S = 40, 0.05
