@@ -6,9 +6,11 @@ import os
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ranks import Ranks
 from watched import Watched
 
 
@@ -28,6 +30,20 @@ def watch(tmp_path: Path) -> Iterator[Callable[..., Watched]]:
     for run in runs:
         run.close()
     assert set(os.listdir("/dev/shm")) <= before
+
+
+@pytest.fixture
+def launched(tmp_path: Path) -> Iterator[Callable[..., Ranks]]:
+    """Starts ranks of a script, four on two pretended hosts unless told otherwise."""
+    started: list[Ranks] = []
+
+    def start(*arguments: str, size: int = 4, on_each: int = 2, **options: Any) -> Ranks:
+        started.append(Ranks(tmp_path / f"run{len(started)}", *arguments, size=size, on_each=on_each, **options))
+        return started[-1]
+
+    yield start
+    for ranks in started:
+        ranks.close()
 
 
 @pytest.fixture

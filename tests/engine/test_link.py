@@ -11,7 +11,8 @@ from paceline.config import resolve
 from paceline.engine import link as link_module
 from paceline.engine.link import Link, Member
 from paceline.errors import DeadlineError, PeerLostError, ProtocolError, RunEnded
-from paceline.messages import COORDINATOR, Address, Attached, Drawn, Halt, Params, Pull
+from paceline.messages import COORDINATOR, Address, Attached, Drawn, Halt, Params, Pull, Welcome
+from paceline.pace import parse_pace
 from paceline.roles.effects import Send
 from paceline.roles.worker import Receive, Talk
 from paceline.transport.inproc import Exchange
@@ -23,10 +24,10 @@ class Peers:
     """A link, with its coordinator and its server to be played by the test."""
 
     def __init__(self) -> None:
-        exchange = Exchange()
+        self.exchange = exchange = Exchange()
         self.coordinator, self.server = exchange.port(COORDINATOR), exchange.port(SERVER)
-        resolved = resolve(cores=2, stamp="now", command_line={"workers": 2, "servers": 1})
-        self.link = Link(exchange.port(WORKER), Member(1, 0, 2, 1), resolved)
+        resolved = resolve(cores=2, stamp="now", command_line={"workers": 2, "servers": 2})
+        self.link = Link(exchange.port(WORKER), Member(1, 0, 2, 2), resolved)
 
     def close(self) -> None:
         for port in (self.coordinator, self.server, self.link):
@@ -56,6 +57,19 @@ def test_a_conversation_is_driven_to_its_value(peers: Peers) -> None:
     delivery = peers.server.receive(0.0)
     assert delivery is not None
     assert (delivery.sender, delivery.message) == (WORKER, Pull(3, copy=False))
+
+
+def test_a_server_that_holds_no_shard_may_go(peers: Peers) -> None:
+    spare = peers.exchange.port(Address("server", 1))
+
+    def talk() -> Talk[int]:
+        yield Receive("welcome this worker")
+        spare.close()
+        return (yield from ask(SERVER))
+
+    peers.coordinator.send(WORKER, Welcome(False, 2, 1, 0, parse_pace("sync")))
+    peers.server.send(WORKER, Params(7))
+    assert peers.link.drive(talk()) == 7
 
 
 def test_bytes_and_descriptors_travel_as_attachments(peers: Peers) -> None:

@@ -7,83 +7,17 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from launch import SCRIPTS, environment, events, free_port, paceline_run
+from launch import environment, free_port, paceline_run
 from paceline.trace.record import read_summary
 from paceline.transport.keys import write_key_file
-
-SCRIPT = SCRIPTS / "launched.py"
-TIMEOUT_S = 100.0
-
-
-class Ranks:
-    """Processes with the environment that launchers agree on, `on_each` of them on each of several pretended hosts.
-
-    `same_host`: they share memory (`memory`) or do not (`tcp`); `hosts`: those of the first host do, with each other, as if
-    the others were on another machine.
-    """
-
-    def __init__(self, out: Path, *arguments: str, size: int, on_each: int, same_host: str, **settings: str) -> None:
-        self.out = out
-        own = {f"PACELINE_{name.upper()}": value for name, value in {"pace": "sync", "out": str(out), **settings}.items()}
-        shared = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), **own}
-        self.processes = [
-            subprocess.Popen(
-                [sys.executable, str(SCRIPT), *arguments],
-                env=environment(
-                    **shared,
-                    RANK=str(rank),
-                    LOCAL_RANK=str(rank % on_each),
-                    TORCHELASTIC_ERROR_FILE=f"{out}-error-{rank}.json",
-                    PACELINE_SAME_HOST=("memory" if rank < on_each else "tcp") if same_host == "hosts" else same_host,
-                ),
-                stdout=(out.parent / f"{out.name}-{rank}.txt").open("w"),
-                stderr=subprocess.STDOUT,
-            )
-            for rank in range(size)
-        ]
-
-    def codes(self) -> list[int]:
-        """Every process's exit code, none later than the deadline."""
-        end = time.monotonic() + TIMEOUT_S
-        return [process.wait(max(0.1, end - time.monotonic())) for process in self.processes]
-
-    def printed(self, rank: int) -> str:
-        return (self.out.parent / f"{self.out.name}-{rank}.txt").read_text()
-
-    def wait_for_updates(self, count: int) -> None:
-        end = time.monotonic() + TIMEOUT_S
-        while sum(event["event"] == "update" for event in events(self.out)) < count:
-            assert all(process.poll() is None for process in self.processes), self.printed(0)
-            assert time.monotonic() < end
-            time.sleep(0.05)
-
-    def close(self) -> None:
-        for process in self.processes:
-            process.kill()
-            process.wait()
-
+from ranks import SCRIPT, TIMEOUT_S, Ranks
 
 Launched = Callable[..., Ranks]
-
-
-@pytest.fixture
-def launched(tmp_path: Path) -> Iterator[Launched]:
-    started: list[Ranks] = []
-
-    def start(*arguments: str, size: int = 4, on_each: int = 2, same_host: str = "memory", **settings: str) -> Ranks:
-        out = tmp_path / f"run{len(started)}"
-        started.append(Ranks(out, *arguments, size=size, on_each=on_each, same_host=same_host, **settings))
-        return started[-1]
-
-    yield start
-    for ranks in started:
-        ranks.close()
 
 
 @pytest.fixture(scope="module")
@@ -144,14 +78,7 @@ def test_without_a_hosts_first_worker_the_others_end_and_name_who_was_lost(rank:
     assert codes.pop(rank) == -signal.SIGKILL
     assert codes == [4, 4, 4]
     assert any(f"{name} was lost" in ranks.printed(1) for name in names), ranks.printed(1)
-    assert not [path for path in Path("/proc").glob("[0-9]*/environ") if str(ranks.out).encode() in readable(path)]
-
-
-def readable(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError:
-        return b""
+    assert ranks.left() == []
 
 
 def test_sigterm_ends_all_with_143_and_a_reason(launched: Launched) -> None:

@@ -16,7 +16,7 @@ from paceline.config import Resolved
 from paceline.engine.carry import carry, take_bytes
 from paceline.engine.surroundings import Surroundings
 from paceline.errors import DeadlineError, PeerLostError, RunEnded
-from paceline.messages import COORDINATOR, Address, Halt, Hello
+from paceline.messages import COORDINATOR, Address, Halt, Hello, Welcome
 from paceline.ports import Delivery, Port
 from paceline.roles.effects import Send
 from paceline.roles.patience import LEAST_WAIT_S
@@ -63,6 +63,7 @@ class Link:
         self._port = port
         self._patience_s = max(resolved.settings.patience_s, LEAST_WAIT_S)
         self._owing: set[Address] = set()
+        self._num_shards = member.num_servers
 
     # --- conversations ------------------------------------------------------------------------------------
 
@@ -96,17 +97,28 @@ class Link:
     def _receive(self, why: str) -> Delivery:
         late = sorted(who for who in self._owing if who.role == "server")
         patience_s = self._patience_s * (1 if late else COORDINATOR_PATIENCES)
-        delivery = self._port.receive(patience_s)
+        delivery = self._next(patience_s)
         if delivery is None:
             names = ", ".join(map(str, late or [COORDINATOR]))
             raise DeadlineError(f"worker {self.member.worker} waited {patience_s:g} s for {names} to {why}")
         if isinstance(delivery.message, Halt):
             raise RunEnded(delivery.message.code, delivery.message.sentence)
+        if isinstance(delivery.message, Welcome):
+            self._num_shards = delivery.message.num_servers
         if delivery.message is None:
             if delivery.sender != COORDINATOR:
                 self._await_reason()
             raise PeerLostError(f"worker {self.member.worker} lost {delivery.sender}, while it waited for it to {why}")
         self._owing.discard(delivery.sender)
+        return delivery
+
+    def _next(self, timeout_s: float) -> Delivery | None:
+        """The next delivery; the end of a server that holds no shard is none of this worker's business."""
+        until_s = monotonic() + timeout_s
+        while (delivery := self._port.receive(max(0.0, until_s - monotonic()))) is not None:
+            who = delivery.sender
+            if delivery.message is not None or who.role != "server" or who.id < self._num_shards:
+                break
         return delivery
 
     def _await_reason(self) -> None:

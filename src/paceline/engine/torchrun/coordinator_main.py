@@ -9,7 +9,7 @@ from paceline.engine.local.child import begin, listener_of
 from paceline.engine.local.coordinator_main import CoordinatorProcess, conduct, expected
 from paceline.engine.remote.joint import Joint
 from paceline.engine.remote.keeper import RemoteKeeper
-from paceline.engine.torchrun.place import SILENCE_S, trust_at
+from paceline.engine.torchrun.place import silence_of, trust_at
 from paceline.errors import PacelineError
 from paceline.messages import SUPERVISOR, Address, Failed, Listening, Remark
 from paceline.transport.tcp import TcpPort
@@ -30,7 +30,7 @@ def main() -> int:
     brief, near = begin(dies_with_parent=False)
     near.listen(listener_of(brief), expected(brief.resolved))
     try:
-        far = TcpPort(brief.me, trust_at(brief.host, os.environ), silence_s=SILENCE_S)
+        far = TcpPort(brief.me, trust_at(brief.host, os.environ), silence_s=silence_of(os.environ))
         endpoint = far.listen(brief.host, 0, expected(brief.resolved))
     except PacelineError as error:
         near.send(SUPERVISOR, Failed(error.exit_code, str(error)))

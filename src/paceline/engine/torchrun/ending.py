@@ -119,7 +119,7 @@ class Ending:
             return own
         code = int(cause.code) if cause is not None else 0
         run_dir = Path(self._resolved.settings.out)
-        if cause is not None:
+        if cause is not None and (self._failed is None or cause.sentence != self._failed.sentence):
             sys.stderr.write(f"paceline: {cause.sentence}\n")
         try:
             summary = settle_summary(run_dir, {}, code)

@@ -26,7 +26,7 @@ from paceline.engine.torchrun.board import Board
 from paceline.engine.torchrun.ending import Ending, plainly
 from paceline.engine.torchrun.launch import Launch, find_launch
 from paceline.engine.torchrun.nursery import Nursery
-from paceline.engine.torchrun.place import CONNECT_S, SILENCE_S, Place, connect_near, host_of, machine, name_here, shares_memory, trust_at
+from paceline.engine.torchrun.place import CONNECT_S, Place, connect_near, host_of, machine, name_here, shares_memory, silence_of, trust_at
 from paceline.errors import ConfigError, PacelineError
 from paceline.messages import COORDINATOR, Address
 from paceline.roles.patience import LEAST_WAIT_S
@@ -78,6 +78,7 @@ class Joining:
         self._launch, self._wishes, self._write_report = launch, wishes, write_report
         self._host = host_of(launch, os.environ)
         self._trust = trust_at(self._host, os.environ)
+        self._silence_s = silence_of(os.environ)
         self._board = Board(launch, self._trust)
 
     def join(self) -> Link:
@@ -143,7 +144,7 @@ class Joining:
     def _connect(self, places: Mapping[Address, Place], life: int) -> Joint:
         """Reach everyone: those of this machine so that memory is shared, the others over TCP."""
         me = Address("worker", self._launch.rank)
-        near, far = SocketPort(me), TcpPort(me, self._trust, incarnation=life, silence_s=SILENCE_S)
+        near, far = SocketPort(me), TcpPort(me, self._trust, incarnation=life, silence_s=self._silence_s)
         reasons: list[str] = []
         for peer, place in places.items():
             reason = connect_near(near, peer, name_here(place, os.environ))

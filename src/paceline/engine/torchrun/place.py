@@ -12,6 +12,7 @@ from paceline.engine.torchrun.interfaces import interfaces
 from paceline.engine.torchrun.launch import Launch
 from paceline.errors import ConfigError, PeerLostError, ProtocolError
 from paceline.messages import Address
+from paceline.settings import duration_s
 from paceline.transport.dial import Endpoint
 from paceline.transport.shm import SocketPort
 from paceline.transport.trust import Trust, is_loopback, key_of, trust_for
@@ -20,6 +21,7 @@ from paceline.transport.wire import Wire
 CONNECT_S = 30.0
 SILENCE_S = 30.0
 """How long a process may go without a heartbeat: imports on a loaded host keep every thread from running for many seconds."""
+LEAST_SILENCE_S, MOST_SILENCE_S = 1.0, 3600.0
 LOOPBACK = "127.0.0.1"
 MEMORY, TCP = "memory", "tcp"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -96,3 +98,17 @@ def trust_at(host: str, environ: Mapping[str, str]) -> Trust:
     if wanted and wanted not in names:
         raise ConfigError(f"PACELINE_WIRE: {wanted!r} is not allowed, it must be {' or '.join(names)}")
     return trust_for(host, key_of(environ.get("PACELINE_KEY_FILE")), names[wanted] if wanted else None)
+
+
+def silence_of(environ: Mapping[str, str]) -> float:
+    """How long a peer may go without a heartbeat before it counts as lost, by PACELINE_SILENCE. Raises ConfigError."""
+    given = environ.get("PACELINE_SILENCE", "").strip()
+    if not given:
+        return SILENCE_S
+    try:
+        seconds = duration_s(given)
+    except ConfigError as error:
+        raise ConfigError(f"PACELINE_SILENCE: {error}") from error
+    if not LEAST_SILENCE_S <= seconds <= MOST_SILENCE_S:
+        raise ConfigError(f"PACELINE_SILENCE: {given!r} is not allowed, it must be from {LEAST_SILENCE_S:g}s to 1h")
+    return seconds

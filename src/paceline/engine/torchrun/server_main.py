@@ -10,7 +10,7 @@ from pathlib import Path
 from paceline.engine.local.child import Brief, begin, listener_of
 from paceline.engine.remote.joint import Joint
 from paceline.engine.remote.server_port import ServerPort
-from paceline.engine.torchrun.place import CONNECT_S, SILENCE_S, connect_near, trust_at
+from paceline.engine.torchrun.place import CONNECT_S, connect_near, silence_of, trust_at
 from paceline.errors import PacelineError
 from paceline.messages import COORDINATOR, SUPERVISOR, Address, Failed, Listening, ServerHello
 from paceline.transport.dial import Endpoint
@@ -24,7 +24,7 @@ def main() -> int:
     settings = brief.resolved.settings
     assert brief.coordinator is not None
     try:
-        far = TcpPort(brief.me, trust_at(brief.host, os.environ), silence_s=SILENCE_S)
+        far = TcpPort(brief.me, trust_at(brief.host, os.environ), silence_s=silence_of(os.environ))
         workers = frozenset(Address("worker", number) for number in range(settings.workers))
         endpoint = far.listen(brief.host, 0, workers)
         if not listens_near(brief, near, workers):
