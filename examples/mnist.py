@@ -47,12 +47,13 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=32, help="of each worker")
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--seed", type=int, default=0, help="of the initial weights and the order of samples")
+    parser.add_argument("--device", type=torch.device, default="cpu", help="such as cuda or cuda:1; workers may share one")
     args = parser.parse_args()
 
     torch.set_num_threads(1)  # steps as short as these gain nothing from more
     torch.manual_seed(args.seed)
     data = mnist()
-    model = network()
+    model = network().to(args.device)
     opt = torch.optim.AdamW(model.parameters(), lr=args.lr)
     loader = DataLoader(data.train, args.batch_size, shuffle=True, generator=torch.Generator().manual_seed(args.seed))
 
@@ -61,13 +62,13 @@ def main() -> None:
     for _epoch in run.epochs(args.epochs):
         for images, labels in loader:
             opt.zero_grad()
-            loss = cross_entropy(model(images), labels)
+            loss = cross_entropy(model(images.to(args.device)), labels.to(args.device))
             loss.backward()
             opt.step()
             run.log(loss=loss)
         run.pull()
         if run.is_first:
-            run.log(**tested(model, *data.test.tensors))
+            run.log(**tested(model, *(part.to(args.device) for part in data.test.tensors)))
 
 
 if __name__ == "__main__":

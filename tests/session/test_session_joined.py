@@ -24,6 +24,15 @@ from paceline.session.joined import Joined
 from paceline.session.run import Run
 from paceline.tensors.spec import spec_of
 from paceline.transport import memory
+from replicas import pretend
+
+
+@pytest.fixture(autouse=True, params=["on the cpu", "on a device"])
+def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Where models are: on a device copies are made between them and shared memory."""
+    if request.param == "on a device":
+        pretend(monkeypatch)
+    return request.param
 
 
 class Numbers(Dataset):
@@ -281,6 +290,24 @@ def test_gradients_clipped_by_the_script_are_told_once(capsys: pytest.CaptureFix
             nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
             opt.step()
     assert capsys.readouterr().err.count("run.clip_grad_norm_") == 1
+
+
+def test_a_grad_scaler_unscales_before_the_step_also_for_fused_kernels() -> None:
+    def trained(prepare: bool) -> nn.Module:
+        model, _ = model_of()
+        opt, scaler = torch.optim.SGD(model.parameters(), lr=0.01, fused=True), torch.amp.GradScaler("cpu", init_scale=1024.0)
+        loader = DataLoader(Numbers(8), batch_size=2)
+        if prepare:
+            join(Job(), model, opt, loader)
+        for x in loader:
+            opt.zero_grad()
+            scaler.scale(model(x).square().mean()).backward()
+            scaler.step(opt)
+            scaler.update()
+        return model
+
+    for ours, plain in zip(trained(True).parameters(), trained(False).parameters(), strict=True):
+        torch.testing.assert_close(ours, plain)
 
 
 def test_what_is_logged_has_its_epoch_and_samples_and_a_stop_ends_the_run() -> None:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+import warnings
 
 import msgspec
 import pytest
@@ -9,96 +9,38 @@ import torch
 from torch import nn
 
 from paceline.errors import UsageError
-from paceline.logic.partition import Layout, arena_map, layout_of, parameter_arena_bytes
+from paceline.logic.partition import arena_map, layout_of, parameter_arena_bytes
 from paceline.tensors.replica import Replica
 from paceline.tensors.spec import spec_of
 from paceline.tensors.storage import tensor_at
+from replicas import batch, bench_of, loss_of, mlp, norm_of, plain_gradients, pretend, same
 
 torch.set_num_threads(1)
 
 
-class Bench(NamedTuple):
-    """A replica on plain tensors, and what its servers would see."""
-
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-    replica: Replica
-    arena: torch.Tensor
-    shared: torch.Tensor
-
-    def published(self, buffer: int) -> dict[str, torch.Tensor]:
-        layout = layout_of(spec_of(self.model, self.optimizer))
-        start = arena_map(layout).gradients[buffer]
-        return {
-            slot.spec.name: tensor_at(self.arena, start + slot.start, slot.spec).clone() for slot in layout.slots if slot.spec.group >= 0
-        }
-
-
-def copy_out(layout: Layout, shared: torch.Tensor, arena: torch.Tensor) -> None:
-    """What the servers do at a pull: the parameters into the worker's private memory."""
-    start = arena_map(layout).parameters
-    arena[start : start + layout.trainable_bytes].copy_(shared[: layout.trainable_bytes])
-
-
-def bench_of(model: nn.Module, optimizer: torch.optim.Optimizer | None = None, *, shared: torch.Tensor | None = None) -> Bench:
-    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1)
-    spec = spec_of(model, optimizer)
-    layout = layout_of(spec)
-    arena = torch.zeros(arena_map(layout).size_bytes, dtype=torch.uint8)
-    first = shared is None
-    shared = torch.zeros(parameter_arena_bytes(layout)[1], dtype=torch.uint8) if shared is None else shared
-    replica = Replica(model, optimizer, spec, arena, shared)
-    if first:
-        replica.seed()
-    else:
-        replica.adopt_constants()
-    copy_out(layout, shared, arena)
-    replica.point(False)
-    return Bench(model, optimizer, replica, arena, shared)
-
-
-def mlp(dtype: torch.dtype = torch.float32) -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, 3)).to(dtype)
-
-
-def batch(dtype: torch.dtype = torch.float32, seed: int = 1) -> torch.Tensor:
-    return torch.randn(4, 7, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
-def loss_of(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    return model(x).float().square().sum()
-
-
-def plain_gradients(model: nn.Module, *xs: torch.Tensor) -> dict[str, torch.Tensor]:
-    for x in xs:
-        loss_of(model, x).backward()
-    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-
-
-def norm_of(gradients: dict[str, torch.Tensor]) -> float:
-    return math.sqrt(sum(float(g.double().square().sum()) for g in gradients.values()))
-
-
-def same(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> bool:
-    return found.keys() == wanted.keys() and all(torch.equal(found[name], wanted[name]) for name in found)
+@pytest.fixture(autouse=True, params=["on the cpu", "on a device"])
+def is_staged(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether copies are made between the model and shared memory."""
+    if request.param == "on a device":
+        pretend(monkeypatch)
+    return request.param == "on a device"
 
 
 # --- gradients -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_backward_pass_leaves_its_gradient_in_the_arena_and_grad_points_there(dtype: torch.dtype):
+def test_a_backward_pass_leaves_its_gradient_in_the_arena_and_grad_points_there(dtype: torch.dtype, is_staged: bool):
     wanted = plain_gradients(mlp(dtype), batch(dtype))
     bench = bench_of(mlp(dtype))
     loss_of(bench.model, batch(dtype)).backward()
-    assert same(bench.published(0), wanted)
+    assert is_staged or same(bench.published(0), wanted)
     gradient = bench.replica.finish_gradient()
     assert same(bench.published(0), wanted)
     assert gradient.norm == pytest.approx(norm_of(wanted), rel=1e-6)
     assert (gradient.absent, gradient.touched) == (b"", False)
     first = bench.arena.data_ptr()
-    assert all(first <= p.grad.data_ptr() < first + bench.arena.numel() for p in bench.model.parameters())
+    assert all((first <= p.grad.data_ptr() < first + bench.arena.numel()) != is_staged for p in bench.model.parameters())
     assert same({name: p.grad for name, p in bench.model.named_parameters()}, wanted)
 
 
@@ -165,12 +107,12 @@ def test_a_kept_gradient_without_a_new_backward_pass_is_published_again():
     assert same(bench.published(1), wanted)
 
 
-def test_without_keep_the_gradient_is_dropped():
+def test_without_keep_the_gradient_is_dropped_where_it_is_the_arenas(is_staged: bool):
     bench = bench_of(mlp())
     loss_of(bench.model, batch()).backward()
     bench.replica.finish_gradient()
     bench.replica.flip(1)
-    assert all(p.grad is None for p in bench.model.parameters())
+    assert all((p.grad is None) != is_staged for p in bench.model.parameters())
 
 
 def test_a_tied_parameter_gets_the_sum_of_its_uses():
@@ -221,7 +163,7 @@ def test_the_gradient_of_an_unused_or_frozen_parameter_is_absent_and_zero():
     assert published["1.weight"].any()
 
 
-def test_a_parameter_that_thaws_is_hooked_from_then_on():
+def test_a_parameter_that_thaws_is_hooked_from_then_on(is_staged: bool):
     model = mlp()
     model[0].requires_grad_(False)
     bench = bench_of(model)
@@ -234,7 +176,7 @@ def test_a_parameter_that_thaws_is_hooked_from_then_on():
         assert same(bench.published(step % 2), wanted)
         bench.replica.flip(1 - step % 2, keep=True)
     first = bench.arena.data_ptr()
-    assert first <= model[0].weight.grad.data_ptr() < first + bench.arena.numel()
+    assert is_staged or first <= model[0].weight.grad.data_ptr() < first + bench.arena.numel()
 
 
 @pytest.mark.parametrize("foreach", [True, False])
@@ -253,11 +195,16 @@ def test_torchs_own_clipping_is_noticed_and_measured_again(foreach: bool):
 def test_unscaling_is_noticed_though_it_moves_no_version_counter():
     wanted = norm_of(plain_gradients(mlp(), batch()))
     bench = bench_of(mlp())
+    loss_of(bench.model, batch()).backward()  # a device copies nothing during the first backward pass
+    bench.replica.finish_gradient()
+    bench.replica.flip(1)
+    bench.optimizer.zero_grad()
     scaler = torch.amp.GradScaler("cpu")
     scaler.scale(loss_of(bench.model, batch())).backward()
     scaler.unscale_(bench.optimizer)
     gradient = bench.replica.finish_gradient()
     assert gradient.norm == pytest.approx(wanted, rel=1e-5)
+    assert norm_of(bench.published(1)) == pytest.approx(wanted, rel=1e-5)
     assert gradient.touched
 
 
@@ -293,7 +240,8 @@ def test_a_replaced_gradient_is_copied_and_counts_as_touched():
 
 def test_a_gradient_with_a_graph_keeps_it():
     bench = bench_of(mlp())
-    with pytest.warns(UserWarning, match="create_graph"):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*create_graph")
         loss_of(bench.model, batch()).backward(create_graph=True)
     assert all(p.grad.requires_grad for p in bench.model.parameters())
     bench.replica.finish_gradient()
@@ -315,6 +263,7 @@ def test_another_memory_format_changes_no_value():
     wanted = model.weight.detach().clone(), torch.autograd.grad(model(x).square().sum(), model.weight)[0]
     bench = bench_of(model.to(memory_format=torch.channels_last))
     model(x).square().sum().backward()
+    bench.replica.finish_gradient()
     assert torch.equal(model.weight, wanted[0])
     torch.testing.assert_close(bench.published(0)["weight"], wanted[1])
 
@@ -326,6 +275,7 @@ def test_a_non_finite_gradient_has_a_non_finite_norm(bad: float):
     next(bench.model.parameters()).grad[0, 0] = bad
     assert not math.isfinite(bench.replica.finish_gradient().norm)
     bench.replica.flip(1)
+    bench.optimizer.zero_grad()
     loss_of(bench.model, batch()).backward()
     assert math.isfinite(bench.replica.finish_gradient().norm)
 
@@ -398,25 +348,28 @@ def test_seeding_writes_the_values_and_drops_the_optimizers_state():
     assert replica.parameter_bytes == layout.trainable_bytes
 
 
-def test_parameters_follow_the_shards_in_place_and_their_copy_otherwise():
+def test_parameters_follow_the_shards_in_place_and_their_copy_otherwise(is_staged: bool):
     bench = bench_of(mlp())
     weight = bench.model[0].weight
-    before = weight.detach().clone()
-    layout = layout_of(spec_of(bench.model, bench.optimizer))
-    server = tensor_at(bench.shared, layout.slots[0].start, layout.slots[0].spec)
+    before, address = weight.detach().clone(), weight.data_ptr()
+    slot = layout_of(spec_of(bench.model, bench.optimizer)).slots[0]
+    server = tensor_at(bench.shared, slot.start, slot.spec)
     server.add_(1)
     assert torch.equal(weight, before)
-    bench.replica.point(True)
+    bench.read(in_place=True)
     assert torch.equal(weight, server)
+    bench.replica.await_copies()
     server.add_(1)
-    assert torch.equal(weight, server)
+    assert torch.equal(weight, server) != is_staged
     bench.replica.check_untouched()
     bench.replica.point(False)
+    bench.replica.copy_in()
     assert torch.equal(weight, before)
-    copy_out(layout, bench.shared, bench.arena)
+    bench.read(in_place=False)
     assert torch.equal(weight, server)
     bench.replica.check_untouched()
     assert weight is next(bench.model.parameters())
+    assert not is_staged or weight.data_ptr() == address
 
 
 def test_training_works_in_both_ways_of_pointing():

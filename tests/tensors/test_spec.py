@@ -4,6 +4,7 @@ import msgspec
 import pytest
 import torch
 from torch import nn
+from torch._subclasses import FakeTensorMode
 
 from paceline.errors import UsageError
 from paceline.logic.partition import first_difference
@@ -182,3 +183,31 @@ def test_a_parameter_that_is_twice_in_the_optimizer_is_refused():
     with pytest.warns(UserWarning, match="duplicate"):
         optimizer = torch.optim.SGD([model.weight, model.weight], lr=0.1)
     assert "parameter weight is in the optimizer twice" in refusal(model, optimizer)
+
+
+def on(*devices: str) -> nn.ParameterList:
+    """Parameters of no values, on devices that need not exist."""
+    with FakeTensorMode():
+        return nn.ParameterList([nn.Parameter(torch.empty(2, 2, device=device)) for device in devices])
+
+
+def test_a_device_that_is_not_there_is_refused():
+    model = on("cuda:0")
+    assert "parameter 0 is on cuda:0, which is not supported here; allowed: cpu" in refusal(model, sgd(model))
+
+
+def test_a_model_on_several_devices_is_refused(monkeypatch: pytest.MonkeyPatch):
+    spread, half = on("cuda:1", "cuda:0"), on("cuda:0")
+    half.register_buffer("scale", torch.ones(1))
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: torch.device("cuda"))
+    assert "parameter 1 is on cuda:0, but parameter 0 on cuda:1; a model on several devices" in refusal(spread, sgd(spread))
+    assert "buffer scale is on cpu, but parameter 0 on cuda:0" in refusal(half, sgd(half))
+
+
+def test_servers_choose_their_own_kernels_for_a_model_on_a_device():
+    model = on("cuda:0")
+    fused = torch.optim.AdamW(model.parameters(), fused=True, capturable=True)
+    (settings,) = settings_of(fused)
+    assert (settings["fused"], settings["foreach"], settings["capturable"]) == (None, None, False)
+    (here,) = settings_of(torch.optim.AdamW(nn.Linear(2, 2).parameters(), fused=True))
+    assert here["fused"] is True

@@ -19,6 +19,8 @@ class Surroundings:
     because = "`paceline run` started this process"
     may_fork = True
     """Whether a DataLoader may have processes of its own."""
+    may_use_devices = True
+    """Whether a model may be on an accelerator."""
 
     @property
     def pid(self) -> int:

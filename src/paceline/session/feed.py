@@ -57,6 +57,7 @@ class Feed:
         """Nothing more of this epoch is computed here; batches `consumed` without a step are given up."""
         if self.is_open and not self.worker.is_broken:
             self.worker.discard()
+            self.worker.replica.await_copies()
             self.worker.converse(self.worker.role.give_back(self.epoch, consumed=consumed))
 
     def close(self) -> None:

@@ -33,7 +33,7 @@ from paceline.session.streams import reseed
 from paceline.session.worker import Worker
 from paceline.settings import Settings
 from paceline.tensors.replica import Replica
-from paceline.tensors.spec import parameters_of, spec_of
+from paceline.tensors.spec import device_of, parameters_of, spec_of
 
 NO_LOADER = "no loader was prepared, so each step counted as one sample and nobody accounts for which samples were used"
 ITERABLE = "the loader's dataset is iterable: each worker takes every {}-th item, and accounting of samples is approximate"
@@ -86,7 +86,9 @@ class Joined(Run):
         """Become a member: agree on the model, share memory, begin with worker 0's parameters."""
         link, role, spec = self._link, self._role, spec_of(model, optimizer)
         where = link.surroundings
-        layout = layout_of(spec)
+        layout, device = layout_of(spec), device_of(model)
+        if device.type != "cpu" and not where.may_use_devices:
+            raise UsageError(f"the model is on {device}, but the workers of the {where.engine} engine compute on the cpu; leave it there")
         hello = Hello(self.worker, role.incarnation, where.pid, where.host, spec, self._wished)
         welcome, (arena,) = link.drive(role.join(hello))
         shared = torch.frombuffer(link.map(arena, parameter_arena_bytes(layout)[1]), dtype=torch.uint8)
@@ -102,6 +104,7 @@ class Joined(Run):
         self._me = Worker(link, role, replica, self._handicap, meter=Meter(where.now_s, where.cpu_s), sleep=where.sleep)
         where.at_exit(self._remark)
         self._me.converse(role.pull())
+        replica.copy_in()
         self._adopt(model, optimizer, spec, self._me)
         return go
 

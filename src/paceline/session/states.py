@@ -13,7 +13,7 @@ from paceline.messages import Load, ModelSpec
 from paceline.session.adopted import adopt
 from paceline.session.schedule import Rates
 from paceline.session.worker import Worker
-from paceline.tensors.state import Gathered, assemble, pack, state_of
+from paceline.tensors.state import Gathered, assemble, pack, placed_state, state_of
 
 
 class States:
@@ -56,7 +56,14 @@ def adopt_model(model: nn.Module, parameters: list[Tensor], states: States, spec
             return saved
         prefix = str(kwargs.get("prefix", ""))
         gathered = states.gather(optimizer=False).parameters
-        saved.update({prefix + name: gathered[index] for index, names in trained for name in names if prefix + name in saved})
+        saved.update(
+            {
+                prefix + name: gathered[index].to(saved[prefix + name].device)
+                for index, names in trained
+                for name in names
+                if prefix + name in saved
+            }
+        )
         return saved
 
     def load_state_dict(self: Any, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
@@ -85,9 +92,10 @@ def adopt_optimizer(optimizer: Optimizer, states: States, spec: ModelSpec, worke
         worker.step()
 
     step.__dict__["_wrapped_by_lr_sched"] = True
+    vars(optimizer)["_step_supports_amp_scaling"] = False  # a GradScaler unscales before the step, also for fused kernels
 
     def state_dict(self: Any) -> Any:
-        return kind.state_dict(self) | {"state": states.gather(optimizer=True).state}
+        return kind.state_dict(self) | {"state": placed_state(self, states.gather(optimizer=True).state)}
 
     def load_state_dict(self: Any, state_dict: Any) -> None:
         kind.load_state_dict(self, state_dict)

@@ -57,6 +57,8 @@ class Worker:
 
     def converse(self, talk: Talk[T], *, reads: int = 0) -> T:
         """Carry a conversation out; afterwards the parameters are where the role reads them. It has `reads` pulls."""
+        if reads:
+            self.replica.await_copies()
         try:
             with self.meter.waiting():
                 said = self.link.drive(self._metered(talk))
@@ -65,6 +67,8 @@ class Worker:
             raise
         self._pulled_bytes += reads * self.replica.parameter_bytes
         self.replica.point(self.role.in_place)
+        if reads:
+            self.replica.copy_in()
         return said
 
     def _metered(self, talk: Talk[T]) -> Talk[T]:

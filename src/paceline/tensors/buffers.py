@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from paceline.errors import UsageError
 from paceline.logic.partition import Layout, arena_map, parameter_arena_bytes
+from paceline.tensors.staging import Staging
 from paceline.tensors.storage import tensor_at
 
 
@@ -25,8 +26,9 @@ class _Place(NamedTuple):
 class Buffers:
     """All buffers of `model`: copied out beside a gradient buffer, copied in from the averaged ones."""
 
-    def __init__(self, model: nn.Module, layout: Layout, arena: Tensor, shared: Tensor) -> None:
+    def __init__(self, model: nn.Module, layout: Layout, arena: Tensor, shared: Tensor, staging: Staging) -> None:
         ours, (shared_at, _) = arena_map(layout), parameter_arena_bytes(layout)
+        self._staging = staging
         self._places: list[_Place] = []
         for slot in layout.buffers:
             spec, start = slot.spec, slot.start
@@ -41,13 +43,12 @@ class Buffers:
 
     def store(self, index: int) -> None:
         """Copy the module's buffers beside gradient buffer `index`."""
-        for place in self._places:
-            place.contributions[index].copy_(_current(place))
+        self._staging.bring((place.contributions[index], _current(place)) for place in self._places)
+        self._staging.wait()
 
     def load_mean(self) -> None:
         """Copy the averaged buffers that were pulled into the module's, in place."""
-        for place in self._places:
-            _current(place).copy_(place.mean)
+        self._staging.send((_current(place), place.mean) for place in self._places)
 
     def write_initial(self) -> None:
         """Copy the module's buffers into the parameter arena."""

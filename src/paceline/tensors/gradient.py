@@ -7,6 +7,7 @@ writes the arena itself. What the hooks could not see is caught up with when the
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
@@ -17,11 +18,13 @@ from torch.utils.hooks import RemovableHandle
 
 from paceline.errors import UsageError
 from paceline.logic.partition import Layout, arena_map
+from paceline.tensors.memory import bitmap_of
 from paceline.tensors.storage import tensor_at
 from paceline.tensors.watch import version_of
 from paceline.tensors.window import PIECE_ELEMENTS
 
 UNKNOWN = -1
+NO_GRADIENT = "opt.step() was called without a gradient: no parameter of the optimizer has one; call loss.backward() before it"
 
 
 class Gradient(NamedTuple):
@@ -51,30 +54,13 @@ class SquareMeter:
         torch.dot(piece, piece, out=into)
 
 
-class ParameterGradient:
-    """The gradient of one parameter: its place in both buffers, and what is known about the current one.
+class Hooked(ABC):
+    """A parameter whose gradients are heard of as backward passes make them."""
 
-    `measured` is the version of the current view whose squares are known, `arrived_at` the one that the last
-    hook left. `foreign` is a tensor of the script's own that was found in `.grad`: if it is kept there, it stays.
-    """
-
-    def __init__(
-        self, index: int, name: str, parameter: Tensor, views: tuple[Tensor, Tensor], *, squares: Tensor, meter: SquareMeter
-    ) -> None:
+    def __init__(self, index: int, name: str, parameter: Tensor) -> None:
         self.index = index
         self.name = name
         self.parameter = parameter
-        self.views = views
-        self.squares = squares
-        self.current = 0
-        self.view = views[0]
-        self.measured = self.arrived_at = UNKNOWN
-        self._pieces = [view.view(-1).split(PIECE_ELEMENTS) for view in views]
-        self._cells = squares.unbind()
-        self._meter = meter
-        self._foreign: Tensor | None = None
-        self._counted = False
-        self._zero = [True, True]  # a new arena holds zeros
         self._hook: RemovableHandle | None = None
 
     def watch(self) -> None:
@@ -87,6 +73,41 @@ class ParameterGradient:
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
+
+    def check(self, gradient: Tensor) -> None:
+        """Raise UsageError for a gradient that has no place in flat memory."""
+        if gradient.layout is not torch.strided:
+            raise UsageError(
+                f"the gradient of parameter {self.name} is {gradient.layout}; allowed: dense, so build its layer with sparse=False"
+            )
+
+    @abstractmethod
+    def _arrive(self, parameter: Tensor) -> None:
+        """The hook: `.grad` holds this backward pass."""
+
+
+class ParameterGradient(Hooked):
+    """The gradient of one parameter: its place in both buffers, and what is known about the current one.
+
+    `measured` is the version of the current view whose squares are known, `arrived_at` the one that the last
+    hook left. `foreign` is a tensor of the script's own that was found in `.grad`: if it is kept there, it stays.
+    """
+
+    def __init__(
+        self, index: int, name: str, parameter: Tensor, views: tuple[Tensor, Tensor], *, squares: Tensor, meter: SquareMeter
+    ) -> None:
+        super().__init__(index, name, parameter)
+        self.views = views
+        self.squares = squares
+        self.current = 0
+        self.view = views[0]
+        self.measured = self.arrived_at = UNKNOWN
+        self._pieces = [view.view(-1).split(PIECE_ELEMENTS) for view in views]
+        self._cells = squares.unbind()
+        self._meter = meter
+        self._foreign: Tensor | None = None
+        self._counted = False
+        self._zero = [True, True]  # a new arena holds zeros
 
     def flip(self, buffer: int, *, keep: bool) -> None:
         """Work in `buffer` from now on; without `keep`, `.grad` lets go of the other one, which is in flight."""
@@ -133,11 +154,10 @@ class ParameterGradient:
         return bool(probe != self._cells[0])
 
     def _arrive(self, parameter: Tensor) -> None:
-        """The hook: `.grad` holds this backward pass."""
         gradient = parameter.grad
         assert gradient is not None
         if gradient is not self.view:
-            self._check(gradient)
+            self.check(gradient)
             if gradient.requires_grad or gradient.dtype is not self.view.dtype or gradient is self._foreign:
                 return
             self._fill(gradient)
@@ -147,7 +167,7 @@ class ParameterGradient:
 
     def _adopt(self, gradient: Tensor) -> bool:
         """Copy a gradient that is not the current view: the script's own, or one left in the other buffer."""
-        self._check(gradient)
+        self.check(gradient)
         self.watch()
         self._fill(gradient.detach())
         if gradient is self.views[1 - self.current]:
@@ -176,12 +196,6 @@ class ParameterGradient:
         if self._counted:
             self.squares.zero_()
             self._counted = False
-
-    def _check(self, gradient: Tensor) -> None:
-        if gradient.layout is not torch.strided:
-            raise UsageError(
-                f"the gradient of parameter {self.name} is {gradient.layout}; allowed: dense, so build its layer with sparse=False"
-            )
 
 
 class Gradients:
@@ -225,22 +239,18 @@ class Gradients:
         """
         rewritten = self._rewritten()
         touched = rewritten
-        absent = bytearray(-(-self._num_parameters // 8))
-        num_absent = 0
+        absent: list[int] = []
         for slot in self._slots:
             if rewritten:
                 slot.measured = UNKNOWN
             found = slot.collect()
             if found is None:
-                absent[slot.index >> 3] |= 1 << (slot.index & 7)
-                num_absent += 1
+                absent.append(slot.index)
             elif found:
                 touched = True
-        if num_absent == len(self._slots):
-            raise UsageError(
-                "opt.step() was called without a gradient: no parameter of the optimizer has one; call loss.backward() before it"
-            )
-        return Gradient(self._norm(), bytes(absent) if num_absent else b"", touched)
+        if len(absent) == len(self._slots):
+            raise UsageError(NO_GRADIENT)
+        return Gradient(self._norm(), bitmap_of(absent, self._num_parameters), touched)
 
     def _norm(self) -> float:
         square = float(self._squares.sum(dtype=torch.float64))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 from torch import Tensor
 
@@ -31,3 +33,15 @@ def has_bit(bitmap: bytes, index: int) -> bool:
     [True, False, True, False]
     """
     return index >> 3 < len(bitmap) and bool(bitmap[index >> 3] >> (index & 7) & 1)
+
+
+def bitmap_of(indices: Collection[int], num_bits: int) -> bytes:
+    r"""The bitmap of `num_bits` with these bits set; no bytes at all when there are none.
+
+    >>> bitmap_of([0, 2], 9), bitmap_of([], 9)
+    (b'\x05\x00', b'')
+    """
+    bitmap = bytearray(-(-num_bits // 8) if indices else 0)
+    for index in indices:
+        bitmap[index >> 3] |= 1 << (index & 7)
+    return bytes(bitmap)

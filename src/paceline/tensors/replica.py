@@ -1,6 +1,7 @@
 """A worker's copy of the model: parameters that point into shared memory, gradients that are written there.
 
-The optimizer's state is not here: the servers hold it and make the updates.
+On a device the model keeps its own tensors, and copies go to and fro. The optimizer's state is not here: the servers
+hold it and make the updates.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from paceline.messages import ModelSpec
 from paceline.tensors.buffers import Buffers
 from paceline.tensors.gradient import Gradient, Gradients
 from paceline.tensors.spec import Plain, encode, parameters_of, settings_of
+from paceline.tensors.staged import StagedGradients
+from paceline.tensors.staging import AtOnce, Staging, staging_for
 from paceline.tensors.state import pack, state_of
 from paceline.tensors.storage import tensor_at
 from paceline.tensors.watch import Watch
@@ -24,10 +27,13 @@ class Replica:
     """The worker side of a model and its optimizer, from `seed` or `adopt` on.
 
     `arena` is this worker's own, `shared` the parameter arena: uint8, one-dimensional, zeroed when new, of the
-    sizes that `logic.partition` gives. The parameter objects stay the ones that the script made.
+    sizes that `logic.partition` gives. The parameter objects stay the ones that the script made. `staging` stands for
+    the one that the model's device needs.
     """
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, spec: ModelSpec, arena: Tensor, shared: Tensor) -> None:
+    def __init__(
+        self, model: nn.Module, optimizer: Optimizer, spec: ModelSpec, arena: Tensor, shared: Tensor, *, staging: Staging | None = None
+    ) -> None:
         layout = layout_of(spec)
         parameters = parameters_of(model, optimizer)
         trained = [slot for slot in layout.slots if slot.spec.group >= 0]
@@ -41,9 +47,14 @@ class Replica:
         self._constants = [(parameters[s.index], tensor_at(shared, s.start, s.spec)) for s in layout.slots if s.spec.group < 0]
         self._in_place: bool | None = None
         self._watch = Watch(self._trained, [slot.spec.name for slot in trained])
-        self._gradients = Gradients(layout, parameters, arena)
+        self._staging = staging or staging_for(parameters[0].device, arena, shared)
+        self._values = [] if self._staging is None else [parameter.data for parameter in self._trained]
+        if self._staging is None:
+            self._gradients = Gradients(layout, parameters, arena)
+        else:
+            self._gradients = StagedGradients(layout, parameters, arena, self._staging)
         self._gradients.watch()
-        self._buffers = Buffers(model, layout, arena, shared)
+        self._buffers = Buffers(model, layout, arena, shared, self._staging or AtOnce())
         self._settings: list[dict[str, Plain]] = []
         self._num_groups = len(optimizer.param_groups)
         self.max_norm = 0.0
@@ -84,6 +95,8 @@ class Replica:
     def release(self) -> None:
         """Take the hooks off; the parameters go on to point where they do."""
         self._gradients.release()
+        if self._staging is not None:
+            self._staging.release()
 
     # --- parameters ---------------------------------------------------------------------------------------
 
@@ -91,10 +104,21 @@ class Replica:
         """Let the parameters be the shards' memory, or this worker's private copy of it (filled by a pull)."""
         if in_place is self._in_place:
             return
-        for parameter, view in zip(self._trained, self._shared if in_place else self._private, strict=True):
-            parameter.data = view
         self._in_place = in_place
+        if self._staging is None:
+            for parameter, view in zip(self._trained, self._shared if in_place else self._private, strict=True):
+                parameter.data = view
         self._watch.settle()
+
+    def await_copies(self) -> None:
+        """Until nothing of shared memory is being copied to or from a device, so that servers may write it."""
+        if self._staging is not None:
+            self._staging.wait()
+
+    def copy_in(self) -> None:
+        """New parameters lie where `point` says: begin to copy them to the device, if the model is on one."""
+        if self._staging is not None:
+            self._staging.send(zip(self._values, self._shared if self._in_place else self._private, strict=True))
 
     def check_untouched(self) -> None:
         """Raise UsageError when the script wrote a parameter.

@@ -19,6 +19,7 @@ from paceline.messages import ModelSpec, TensorSpec
 from paceline.tensors.optimizer import build_optimizer, is_elementwise, optimizer_class, scales_gradients
 
 NOT_SETTINGS = frozenset({"params", "param_names"})
+CPU = torch.device("cpu")
 
 Plain: TypeAlias = "bool | int | float | str | list[Plain] | None"
 
@@ -34,12 +35,13 @@ class _Named(NamedTuple):
 def spec_of(model: nn.Module, optimizer: Optimizer) -> ModelSpec:
     """The spec of `model` trained by `optimizer`. Raises UsageError for what cannot be trained, here or on a server."""
     kind = type(optimizer)
+    _check_devices(model, optimizer)
     spec = ModelSpec(
         optimizer=_check_optimizer(kind),
         parameters=_parameter_specs(_named(model, optimizer)),
         buffers=_buffer_specs(model),
         groups=encode(settings_of(optimizer)),
-        arguments=encode(_plain_map(optimizer.defaults, "defaults")),
+        arguments=encode(_for_servers(_plain_map(optimizer.defaults, "defaults"), device_of(model))),
         elementwise=is_elementwise(kind),
         scales_gradients=scales_gradients(kind),
     )
@@ -52,9 +54,17 @@ def parameters_of(model: nn.Module, optimizer: Optimizer) -> list[Tensor]:
     return [parameter for parameter, _, _ in _named(model, optimizer)]
 
 
+def device_of(model: nn.Module) -> torch.device:
+    """Where the model is; `spec_of` refuses one that is in several places."""
+    return next((tensor.device for tensor in model.parameters()), CPU)
+
+
 def settings_of(optimizer: Optimizer) -> list[dict[str, Plain]]:
     """The settings of every param group as plain values. Raises UsageError for one that is not plain."""
-    return [_plain_map(group, f"param group {index}") for index, group in enumerate(optimizer.param_groups)]
+    return [
+        _for_servers(_plain_map(group, f"param group {index}"), group["params"][0].device if group["params"] else CPU)
+        for index, group in enumerate(optimizer.param_groups)
+    ]
 
 
 def encode(settings: list[dict[str, Plain]] | dict[str, Plain]) -> bytes:
@@ -125,12 +135,28 @@ def _check_tensor(tensor: Tensor, kind: str, name: str) -> None:
         raise UsageError(f"{what} is not initialised yet; run the model on one batch before run.prepare()")
     if tensor.is_meta:
         raise UsageError(f"{what} is on the meta device and has no values; build the model on the cpu device")
-    if tensor.device.type != "cpu":
-        raise UsageError(f"{what} is on {tensor.device}, which is not supported yet; allowed: cpu")
     if tensor.layout is not torch.strided:
         raise UsageError(f"{what} has the layout {tensor.layout}, which is not supported; allowed: dense tensors")
     if _dtype_of(tensor) not in ITEM_BYTES:
         raise UsageError(f"{what} has dtype {_dtype_of(tensor)}, which is not supported; allowed: {', '.join(sorted(ITEM_BYTES))}")
+
+
+def _check_devices(model: nn.Module, optimizer: Optimizer) -> None:
+    """Refuse a device that copies cannot run beside, and a model on several."""
+    named = [
+        *((f"parameter {one.names[0]}", one.parameter) for one in _named(model, optimizer)),
+        *((f"buffer {name}", buffer) for name, buffer in model.named_buffers()),
+    ]
+    placed = [(what, tensor.device) for what, tensor in named if not tensor.is_meta]
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    allowed = {"cpu"} if accelerator is None else {"cpu", accelerator.type}
+    for what, device in placed:
+        if device.type not in allowed:
+            raise UsageError(f"{what} is on {device}, which is not supported here; allowed: {' or '.join(sorted(allowed))}")
+        if device != placed[0][1]:
+            raise UsageError(
+                f"{what} is on {device}, but {placed[0][0]} on {placed[0][1]}; a model on several devices is not supported, move it to one"
+            )
 
 
 def _check_optimizer(kind: type[Optimizer]) -> str:
@@ -152,6 +178,13 @@ def _check_rebuilding(spec: ModelSpec) -> None:
         if parameter.group >= 0:
             tensors.setdefault(parameter.group, []).append(torch.zeros([1] * len(parameter.shape)))
     build_optimizer(spec, tensors)
+
+
+def _for_servers(settings: dict[str, Plain], device: torch.device) -> dict[str, Plain]:
+    """Without the kernels that were chosen for an accelerator: servers step on the cpu, and choose their own."""
+    if device.type != "cpu":
+        settings |= {name: value for name, value in (("fused", None), ("foreach", None), ("capturable", False)) if name in settings}
+    return settings
 
 
 def _plain_map(settings: dict[str, object], where: str) -> dict[str, Plain]:

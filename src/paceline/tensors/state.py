@@ -64,7 +64,8 @@ class Parcel:
 
     def encode(self) -> bytes:
         """The safetensors bytes."""
-        tensors = {name: (parts[0] if len(parts) == 1 else torch.cat(parts)).detach().contiguous() for name, parts in self._tensors.items()}
+        joined = {name: parts[0] if len(parts) == 1 else torch.cat(parts) for name, parts in self._tensors.items()}
+        tensors = {name: values.detach().cpu().contiguous() for name, values in joined.items()}
         return save(tensors, {PLAIN: json.dumps(self._plain)})
 
 
@@ -93,6 +94,20 @@ def state_of(optimizer: Optimizer) -> States:
     """The state of a plain torch optimizer by the index of the parameter, in the order of its groups."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     return {index: dict(optimizer.state[one]) for index, one in enumerate(parameters) if optimizer.state.get(one)}
+
+
+def placed_state(optimizer: Optimizer, state: States) -> States:
+    """`state` on the devices where the optimizer itself would have it."""
+    groups = [(group, parameter) for group in optimizer.param_groups for parameter in group["params"]]
+    placed: States = {}
+    for index, values in state.items():
+        group, parameter = groups[index]
+        counts_there = group.get("fused") or group.get("capturable")
+        placed[index] = {
+            key: value.to(parameter.device) if isinstance(value, Tensor) and (key != "step" or counts_there) else value
+            for key, value in values.items()
+        }
+    return placed
 
 
 def pack(model: ModelSpec, parameters: dict[int, Tensor] | None, state: States | None, buffers: Sequence[Tensor] = ()) -> bytes:

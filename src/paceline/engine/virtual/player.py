@@ -187,6 +187,7 @@ class PlayersSurroundings(Surroundings):
     engine = "virtual"
     because = "`paceline run --engine virtual` plays all workers in one process"
     may_fork = False
+    may_use_devices = False  # whose random streams are not handed over, and whose kernels may add in any order
 
     def __init__(self, player: Player, *, has_times: bool) -> None:
         self._player = player
