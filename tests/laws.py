@@ -64,8 +64,9 @@ def require(holds: bool, sentence: str) -> None:
         raise Violation(sentence)
 
 
-def omega(pace: Pace, tau: int) -> float:
-    """What a gradient of staleness `tau` weighs."""
+def omega(pace: Pace, tau: int, live: int) -> float:
+    """What a gradient of staleness `tau` weighs among those of `live` workers: no more than one of equal workers."""
+    tau = max(tau, math.ceil(max(1, live) / pace.quorum.of(max(1, live))) - 1)
     match pace.weighting.rule:
         case "inverse":
             return 1 / max(1, tau)
@@ -92,6 +93,7 @@ class Referee(Observer):
         self.version = 0
         self.workers: dict[int, Model] = {}
         self.arrived: dict[Name, Arrived] = {}
+        self.gathered: dict[Name, int] = {}
         self.pending: list[Name] = []
         self.folded: dict[Name, int] = {}
         self.refused: dict[Name, str] = {}
@@ -212,6 +214,7 @@ class Referee(Observer):
             case Accept(member=member):
                 require(self._welcome(self.arrived[name_of(member)]), f"{name_of(member)} is accepted against the rules")
                 require(name_of(member) in self.pending, f"{name_of(member)} is accepted but not pending")
+                self.gathered[name_of(member)] = len(self._live())
             case Restate():
                 self.version, self.kept = message.version, None
             case SetPace():
@@ -269,7 +272,8 @@ class Referee(Observer):
         taus = [fold.version - 1 - self.arrived[name_of(member)].base for member in fold.members]
         if pace.max_staleness is not None and pace.late is Late.KEEP:
             require(max(taus) <= pace.max_staleness, f"update {fold.version} has stalenesses {taus}")
-        omegas = [omega(pace, tau) for tau in taus]
+        lives = [self.gathered.get(name_of(member), len(self._live())) for member in fold.members]
+        omegas = [omega(pace, tau, live) for tau, live in zip(taus, lives, strict=True)]
         samples = [self.arrived[name_of(member)].samples for member in fold.members]
         total, felt = sum(samples), sum(map(operator.mul, samples, omegas))
         for member, size, factor in zip(fold.members, samples, omegas, strict=True):

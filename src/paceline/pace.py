@@ -60,7 +60,7 @@ class Quorum(msgspec.Struct, frozen=True):
 
 
 class Weighting(msgspec.Struct, frozen=True):
-    """The factor omega(tau) on a gradient of staleness tau.
+    """The factor omega(tau) on a gradient of staleness tau, which counts as at least that of equal workers.
 
     `none` is 1; `inverse` is 1 / max(1, tau) (Zhang, Gupta, Lian, Liu 2016);
     `polynomial` is (1 + tau) ** -exponent (FedAsync, Xie et al. 2019).
@@ -114,6 +114,14 @@ class Pace(msgspec.Struct, frozen=True, tag=True):
     def reads_in_place(self) -> bool:
         """Whether workers may compute on the shards' own memory: true when no update is made while anyone computes."""
         return self.quorum.rule == "all" and self.distinct
+
+    def steady_staleness(self, num_workers: int) -> int:
+        """The staleness, in updates, of the gradients of `num_workers` equal workers that never wait for each other.
+
+        >>> parse_pace("softsync:15").steady_staleness(30), parse_pace("sync").steady_staleness(30)
+        (14, 0)
+        """
+        return math.ceil(num_workers / self.quorum.of(num_workers)) - 1
 
 
 def _whole(name: str, text: str, *, least: int) -> int:
@@ -298,7 +306,7 @@ def check_pace(pace: Pace, num_workers: int) -> list[str]:
         raise ConfigError(f"pace {pace.name!r} splits {num_workers} workers in {rule.value} parts, it must be 1 to {num_workers}")
     if rule.rule == "minus" and rule.value >= num_workers:
         raise ConfigError(f"pace {pace.name!r} leaves no worker to wait for, with {num_workers} it must be 0 to {num_workers - 1}")
-    steady = math.ceil(num_workers / quorum) - 1
+    steady = pace.steady_staleness(num_workers)
     if pace.late is Late.DROP or pace.max_staleness is None or pace.max_staleness >= steady:
         return []
     bound = f"pace {pace.name!r}: max_staleness {pace.max_staleness} is below {steady}, the steady staleness of {num_workers} equal workers"

@@ -47,6 +47,23 @@ def test_exponential_service_has_the_same_mean_and_a_tail(n: int, mean: float, t
     assert sum(tau > 2 * n for tau in taus) / len(taus) == pytest.approx(tail, abs=0.01)
 
 
+@pytest.mark.parametrize("pace", ["softsync:30", "async"])
+def test_the_first_round_of_every_epoch_moves_no_further_than_one_update_of_sync(pace: str) -> None:
+    """All workers begin at once then, so their gradients are of the same parameters; the weights of one round add up to about 1."""
+    taken: dict[int, float] = {}
+
+    def watch(event: dict[str, Any], _: float) -> None:
+        if event["event"] == "update":
+            for member in event["members"]:
+                read = event["version"] - 1 - member["staleness"]
+                taken[read] = taken.get(read, 0.0) + member["weight"]
+
+    work = workload(4, 6 * LEARNERS, num_epochs=3, num_workers=LEARNERS)
+    outcome = timed(pace, work, f'{IDEAL}[[workers]]\ncompute = 1.0\nfactor = "exponential"', num_workers=LEARNERS, watch=watch)
+    assert outcome.end.code == 0
+    assert max(taken.values()) < 1.1
+
+
 WORKERS = 8
 UPDATES = 2000
 

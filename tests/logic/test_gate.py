@@ -17,7 +17,7 @@ from paceline.logic.gate import (
     may_start,
     quorum_in_force,
 )
-from paceline.logic.weighting import omega
+from paceline.logic.weighting import omega, weight_of
 from paceline.pace import Weighting, parse_pace
 
 
@@ -99,6 +99,18 @@ def test_staleness_weights():
     assert [omega(Weighting(), tau) for tau in (0, 5)] == [1.0, 1.0]
     assert [omega(Weighting("inverse"), tau) for tau in (0, 1, 4)] == [1.0, 1.0, 0.25]
     assert [omega(Weighting("polynomial", 0.5), tau) for tau in (0, 3)] == [1.0, 0.5]
+
+
+@pytest.mark.parametrize(("pace", "live", "first", "late"), [("async", 4, 1 / 4, 1 / 10), ("softsync:30", 30, 1 / 29, 1 / 29)])
+def test_a_gradient_that_overtook_the_others_weighs_as_one_of_equal_workers(pace, live, first, late):
+    assert weight_of(parse_pace(pace), 0, num_live=live) == pytest.approx(first)
+    assert weight_of(parse_pace(pace), 9, num_live=live) == pytest.approx(late)
+
+
+@pytest.mark.parametrize("pace", ["ssp:3", "sync", "sync,weighting=inverse", "async"])
+def test_a_worker_alone_and_what_is_never_stale_keep_their_whole_weight(pace):
+    assert weight_of(parse_pace(pace), 0, num_live=4 if pace.startswith("s") else 1) == 1.0
+    assert weight_of(parse_pace(pace), 0, num_live=0) == 1.0
 
 
 def test_absent_is_what_is_absent_in_every_member():

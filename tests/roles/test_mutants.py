@@ -7,9 +7,10 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from paceline.logic import gate
+from paceline.logic import fold, gate
 from paceline.logic.ledger import Ledger
 from paceline.logic.progress import Progress
+from paceline.logic.weighting import omega
 from paceline.roles import folds, steps
 from paceline.roles.coordinator import Coordinator
 from paceline.roles.folds import Folds
@@ -163,13 +164,18 @@ def refused_batch_is_forgotten(patch):
 def weights_count_gradients_not_samples(patch):
     weigh = folds.weigh
 
-    def even(pace, pending, *, version, scales_gradients):
-        weighed = weigh(pace, pending, version=version, scales_gradients=scales_gradients)
+    def even(pace, pending, **settings):
+        weighed = weigh(pace, pending, **settings)
         share = 1.0 / (len(pending) * weighed.scale)
         members = tuple(msgspec.structs.replace(member, weight=share) for member in weighed.members)
         return msgspec.structs.replace(weighed, members=members)
 
     patch.setattr(folds, "weigh", even)
+
+
+def overtaking_is_rewarded(patch):
+    for module in (fold, folds):
+        patch.setattr(module, "weight_of", lambda pace, staleness, *, num_live: omega(pace.weighting, staleness))
 
 
 def change_pulls(patch, **fields):
@@ -234,6 +240,7 @@ MUTANTS: dict[str, Plant] = {
     "a dead worker's gradient is dropped": dead_workers_gradient_is_dropped,
     "a refused batch is forgotten": refused_batch_is_forgotten,
     "weights count gradients, not samples": weights_count_gradients_not_samples,
+    "a gradient that overtook the others weighs more": overtaking_is_rewarded,
     "a server hands a buffer back before it has read it": server_hands_a_buffer_back_too_early,
     "a server answers a pull before it is new enough": server_answers_with_an_old_version,
     "recalled entries stay with their old holder too": recalled_entries_stay_with_both,

@@ -143,7 +143,8 @@ def test_a_sync_update_divides_by_the_samples_of_exactly_its_members():
     assert (desk.folds[0].scale, desk.folds[0].lr_factor) == (1.0, 1.0)
 
 
-OMEGAS = [1.0, 1.0, 1 / 3, 1 / 4]
+OMEGAS = [1 / 3, 1 / 3, 1 / 3, 1 / 4]
+"""Those of equal workers at least, although the first two gradients are not stale."""
 
 
 @pytest.mark.parametrize(("scales", "weights", "factor"), [(True, OMEGAS, [1.0] * 4), (False, [1.0] * 4, OMEGAS)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from paceline.logic.membership import Worker
-from paceline.logic.weighting import omega
+from paceline.logic.weighting import weight_of
 from paceline.messages import Fold, Member
 from paceline.pace import Correction, Pace
 
@@ -49,8 +49,8 @@ def gathered_member(one: Pending, staleness: int) -> Member:
     return Member(one.worker, one.incarnation, one.step, one.buffer, one.samples * one.omega, False, one.buffer_samples, staleness)
 
 
-def weigh(pace: Pace, pending: list[Pending], *, version: int, scales_gradients: bool) -> Weighed:
-    """The fold of everything `pending` into update `version`.
+def weigh(pace: Pace, pending: list[Pending], *, version: int, num_live: int, scales_gradients: bool) -> Weighed:
+    """The fold of everything `pending` into update `version`, with `num_live` workers.
 
     For SGD the gradient is sum_j (n_j / sum n) * omega(tau_j) * g_j. Others do not feel a gradient's length: their
     members get relative weights, and the mean omega multiplies the learning rate. Members are in the order of
@@ -64,7 +64,7 @@ def weigh(pace: Pace, pending: list[Pending], *, version: int, scales_gradients:
     for one in ordered:
         tau = version - 1 - one.base
         stalenesses.append(tau)
-        weight = one.samples * (omega(pace.weighting, tau) if one.omega is None else one.omega)
+        weight = one.samples * (weight_of(pace, tau, num_live=num_live) if one.omega is None else one.omega)
         raw.append(weight)
         weighed += weight
         num_samples += one.samples

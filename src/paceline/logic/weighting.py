@@ -22,6 +22,21 @@ def omega(weighting: Weighting, staleness: int) -> float:
             return (1.0 + staleness) ** -weighting.exponent
 
 
+def weight_of(pace: Pace, staleness: int, *, num_live: int) -> float:
+    """What `pace` makes of a gradient: omega of its staleness, which counts as at least that of `num_live` equal workers.
+
+    As many gradients are on their way whether this one overtook the others or not. Where all begin at once, at the start
+    of an epoch or after `sync`, the first ones are not stale, yet each is a part of one step from the same parameters.
+
+    >>> from paceline.pace import parse_pace
+    >>> [weight_of(parse_pace("softsync:8"), tau, num_live=8) * 56 for tau in (0, 7, 8)]
+    [8.0, 8.0, 7.0]
+    """
+    if pace.weighting.rule == "none":
+        return 1.0
+    return omega(pace.weighting, max(staleness, pace.steady_staleness(max(1, num_live))))
+
+
 def lr_rule_of(pace: Pace, asked: LrRule | None, *, scales_gradients: bool) -> LrRule:
     """The learning rate rule in force: the pace's own, else the one asked for, else by the optimizer's kind."""
     if pace.weighting.rule != "none":

@@ -10,7 +10,7 @@ from paceline.logic.fold import Pending, Weighed, absent_in_all, gathered_member
 from paceline.logic.gate import fold_due
 from paceline.logic.gauges import Gauges
 from paceline.logic.membership import RESTING, WAITING, Worker
-from paceline.logic.weighting import lr_factor, lr_rule_of, omega
+from paceline.logic.weighting import lr_factor, lr_rule_of, weight_of
 from paceline.messages import Accept, Factor, Fold, Gone, PartNorm, Ready
 from paceline.roles.epochs import Epochs
 from paceline.roles.job import Job
@@ -75,7 +75,7 @@ class Folds:
         due = self.due()
         if not due and not job.pace.distinct:
             # nothing is folded before this one, so its staleness is final
-            pending.omega = omega(job.pace.weighting, job.version - base)
+            pending.omega = weight_of(job.pace, job.version - base, num_live=job.members.crowd.live)
             job.order(Accept(gathered_member(pending, job.version - base)))
         return due
 
@@ -99,7 +99,8 @@ class Folds:
         pending, job.pending = job.pending, []
         self.grace_until_s = None
         job.version += 1
-        weighed = weigh(job.pace, pending, version=job.version, scales_gradients=job.model.scales_gradients)
+        num_live, scales_gradients = job.members.crowd.live, job.model.scales_gradients
+        weighed = weigh(job.pace, pending, version=job.version, num_live=num_live, scales_gradients=scales_gradients)
         lowest = min(pending) if len(pending) > 1 else pending[0]
         hyper = b""
         if lowest.hyper and lowest.hyper != self._sent_hyper:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from paceline.logic.progress import Progress
 from paceline.logic.signals import Signals
-from paceline.logic.weighting import omega
+from paceline.logic.weighting import weight_of
 from paceline.pace import Late, Pace, parse_pace
 
 MOST_STEPS = 4_000
@@ -185,7 +185,7 @@ class _Trial:
             age = self.version - self.base[worker]
             self.samples += self.crew.samples[worker]
             self.staleness += age
-            self.weight += omega(self.pace.weighting, age)
+            self.weight += weight_of(self.pace, age, num_live=self.crew.num_workers)
         self.num_gradients += len(members)
         self.num_updates += 1
         self.version += 1
