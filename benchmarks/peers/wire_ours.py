@@ -10,7 +10,8 @@ from time import monotonic, sleep
 
 import torch
 
-from paceline.engine.remote.server_port import LANES, ServerPort
+from paceline.engine.remote.server_port import ServerPort
+from paceline.engine.remote.width import NARROW
 from paceline.engine.remote.worker_port import WorkerPort
 from paceline.errors import PeerLostError
 from paceline.logic.partition import arena_map, layout_of
@@ -102,7 +103,7 @@ class Exchange:
         assert isinstance(server, Listening)
         port = TcpPort(WORKER, trust)
         port.connect(COORDINATOR, endpoint)
-        port.connect(SERVER, Endpoint(server.host, server.port), lanes=LANES)
+        port.connect(SERVER, Endpoint(server.host, server.port), lanes=NARROW)
         self._worker = WorkerPort(port, timeout_s=PATIENCE_S)
         self._step = 0
         self._begin(model())

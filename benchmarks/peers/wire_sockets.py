@@ -10,7 +10,7 @@ from time import monotonic, sleep
 
 import torch
 
-from paceline.engine.remote.server_port import LANES
+from paceline.engine.remote.width import WIDE as LANES
 from paceline.transport.keys import MEMBER_NAME, read_key_file
 from workload import report, timed
 

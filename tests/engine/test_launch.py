@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from secrets import token_hex
+
+import msgspec
 import pytest
 
 from paceline.engine.torchrun.interfaces import interfaces
 from paceline.engine.torchrun.launch import Launch, find_launch, first_host
-from paceline.engine.torchrun.place import host_of, trust_at
+from paceline.engine.torchrun.place import Place, connect_near, host_of, machine, name_here, shares_memory, trust_at
 from paceline.errors import ConfigError
+from paceline.messages import COORDINATOR, Address
+from paceline.transport.connection import listener_at
+from paceline.transport.shm import SocketPort
 
 TORCHRUN = {
     "RANK": "3",
@@ -110,6 +116,26 @@ def test_the_own_address_may_be_told_as_an_interface() -> None:
     for one in interfaces()[:1]:
         assert host_of(found(TORCHRUN), {"PACELINE_HOST": one.name}) == one.address
     assert host_of(found(TORCHRUN), {"PACELINE_HOST": "no-such-interface"}) == "no-such-interface"
+
+
+def test_processes_of_one_machine_share_memory_where_they_can_and_are_told_where_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Place("127.0.0.1", 1, f"paceline-test-{token_hex(8)}", machine())
+    assert name_here(place, {}) == place.name
+    assert name_here(place, {"PACELINE_SAME_HOST": "tcp"}) == name_here(msgspec.structs.replace(place, machine="another"), {}) == ""
+    with pytest.raises(ConfigError, match="PACELINE_SAME_HOST: 'shm' is not allowed, it must be memory or tcp"):
+        shares_memory({"PACELINE_SAME_HOST": "shm"})
+    port = SocketPort(Address("worker", 0))
+    try:
+        assert connect_near(port, COORDINATOR, "") == ""
+        assert connect_near(port, COORDINATOR, place.name) == "worker 0 cannot reach coordinator: Connection refused"
+        with listener_at(place.name):
+            monkeypatch.setattr("os.getuid", lambda: 12345)
+            assert "belongs to user" in connect_near(port, COORDINATOR, place.name)
+            monkeypatch.undo()
+            assert connect_near(port, COORDINATOR, place.name) == ""
+            assert port.peers == {COORDINATOR}
+    finally:
+        port.close()
 
 
 def test_a_public_address_without_a_key_is_refused_and_a_wire_must_be_one() -> None:

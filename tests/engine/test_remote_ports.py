@@ -11,7 +11,8 @@ from typing import NamedTuple
 import pytest
 
 from paceline.engine.remote.parts import Parts
-from paceline.engine.remote.server_port import LANES, ServerPort
+from paceline.engine.remote.server_port import ServerPort
+from paceline.engine.remote.width import NARROW
 from paceline.engine.remote.worker_port import WorkerPort
 from paceline.errors import PeerLostError
 from paceline.messages import (
@@ -80,7 +81,7 @@ def attached(num_elements: int) -> Iterator[Ends]:
     parts = Parts(model, 1)
     far, near = TcpPort(SERVER, Trust()), TcpPort(WORKER, Trust())
     try:
-        near.connect(SERVER, far.listen("127.0.0.1", 0, {WORKER}), lanes=LANES)
+        near.connect(SERVER, far.listen("127.0.0.1", 0, {WORKER}), lanes=NARROW)
         worker, server = WorkerPort(near, timeout_s=10.0), ServerPort(far, 0)
         worker.send(SERVER, Hello(WORKER.id, 0, 1, "here", model))
         hear(server, Hello)

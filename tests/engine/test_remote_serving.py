@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline.engine.remote.server_port import LANES, ServerPort
+from paceline.engine.remote.server_port import ServerPort
 from paceline.engine.remote.serving import RemoteServer
+from paceline.engine.remote.width import NARROW
 from paceline.engine.remote.worker_port import WorkerPort
 from paceline.errors import PeerLostError
 from paceline.logic.partition import arena_map, layout_of, parameter_arena_bytes
@@ -56,7 +57,7 @@ def test_windows_arrive_while_the_update_is_made_and_are_the_new_ones(when: str)
     server = Watched(port, SERVER)
     heard: list[int] = []
     try:
-        near.connect(SERVER, far.listen("127.0.0.1", 0, {WORKER}), lanes=LANES)
+        near.connect(SERVER, far.listen("127.0.0.1", 0, {WORKER}), lanes=NARROW)
         parameters, _ = shared(parameter_arena_bytes(layout_of(spec))[1])
         near.send(SERVER, Serve(0, 1, spec, False), (parameters,))
         server._take(hear(port, Serve))

@@ -51,6 +51,30 @@ def plain() -> Iterator[Pair]:
 # --- tensors --------------------------------------------------------------------------------------------------
 
 
+def test_a_peer_that_is_there_gets_more_lanes() -> None:
+    before = set(threading.enumerate())
+
+    def count(name: str) -> int:
+        return sum(thread.name == f"paceline {name}" for thread in set(threading.enumerate()) - before)
+
+    with pair(Trust(), lanes=1) as (server, worker, _):
+        worker.widen(SERVER, lanes=3)
+        worker.widen(SERVER, lanes=2)
+        spec, data = Spec("uint8", (40 << 20,)), bytes(range(256)) * (40 << 12)
+        place = bytearray(len(data))
+        arrival = server.expect(WORKER, 0, spec, memoryview(place))
+        worker.start(SERVER, 0, spec, memoryview(data)).wait(10.0)
+        arrival.wait(10.0)
+        assert place == data
+        # both ends are in this process
+        until(server, lambda: (count("Sender"), count("Receiver")) == (6, 6))
+    with pair(Trust(), lanes=0) as (server, worker, _):
+        server.close(flush_s=0.0)
+        assert worker.receive(10.0) == Delivery(SERVER, None)
+        with pytest.raises(PeerLostError, match="no connection with server 1"):
+            worker.widen(SERVER, lanes=1)
+
+
 @pytest.mark.parametrize("lanes", [1, 2])
 def test_tensors_land_in_their_places_in_both_directions_at_once(trust: Trust, lanes: int) -> None:
     with pair(trust, lanes=lanes) as (server, worker, _):

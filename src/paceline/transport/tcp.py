@@ -45,6 +45,7 @@ class TcpPort:
         self._register = Register(me, incarnation)
         self._attendant = Attendant(silence_s=silence_s, progress=self._progress, generation=lambda: self.generation)
         self._board = Switchboard(me, stall_s=stall_s, help_out=self._attendant.help_out, ended=self._register.forget)
+        self._reached: dict[Address, tuple[Endpoint, int]] = {}
         open_ports.add(self)
 
     @property
@@ -124,8 +125,22 @@ class TcpPort:
             raise ValueError(f"a peer has 0 to {MAX_LANES} lanes for tensors each way, got {lanes}")
         if peer in self.peers:
             raise ValueError(f"{self.me} is connected to {peer} already")
+        lines = self._dial(peer, endpoint, [(Lane.CONTROL, 0), (Lane.PULSE, 0), *_numbered(range(lanes))], timeout_s)
+        self._start_attendant()
+        reached = Peer(lines[Lane.CONTROL, 0].session.peer, monotonic())
+        self._put_all_to_use(reached, endpoint, lines)
+        self._board.adopt()
+        self._reached[peer] = (endpoint, lanes)
+
+    def widen(self, peer: Address, *, timeout_s: float = 10.0, lanes: int) -> None:
+        """Have so many lanes each way with a peer that this port has connected to, if there are fewer. Raises what `dial` raises."""
+        reached, (endpoint, had) = self._peer(peer), self._reached[peer]
+        lines = self._dial(peer, endpoint, _numbered(range(had, lanes)), timeout_s)
+        self._reached[peer] = (endpoint, max(had, lanes))
+        self._put_all_to_use(reached, endpoint, lines)
+
+    def _dial(self, peer: Address, endpoint: Endpoint, wanted: list[tuple[Lane, int]], timeout_s: float) -> dict[tuple[Lane, int], Line]:
         deadline_s = monotonic() + timeout_s
-        wanted = [(Lane.CONTROL, 0), (Lane.PULSE, 0), *((lane, number) for lane in (Lane.UP, Lane.DOWN) for number in range(lanes))]
         lines: dict[tuple[Lane, int], Line] = {}
         try:
             for lane, number in wanted:
@@ -135,16 +150,16 @@ class TcpPort:
             for line in lines.values():
                 line.sock.close()
             raise
-        self._start_attendant()
-        reached = Peer(lines[Lane.CONTROL, 0].session.peer, monotonic())
+        return lines
+
+    def _put_all_to_use(self, reached: Peer, endpoint: Endpoint, lines: dict[tuple[Lane, int], Line]) -> None:
         try:
             # the control lane last: with it the peer is there
             for (lane, _), line in reversed(lines.items()):
                 self._put_to_use(reached, lane, line, outward=lane is Lane.UP)
         except OSError as error:
             reached.lose(f"its connection ended: {error.strerror or error}")
-            raise PeerLostError(f"{self.me} cannot reach {peer} at {endpoint}: {reached.reason}") from error
-        self._board.adopt()
+            raise PeerLostError(f"{self.me} cannot reach {reached.address} at {endpoint}: {reached.reason}") from error
 
     def _start_attendant(self) -> None:
         if self._attendant.ident is None:
@@ -216,3 +231,8 @@ class TcpPort:
         open_ports.discard(self)
         self._attendant.abandon()
         self._board.abandon()
+
+
+def _numbered(numbers: range) -> list[tuple[Lane, int]]:
+    """The lanes for tensors of these numbers, each way."""
+    return [(lane, number) for lane in (Lane.UP, Lane.DOWN) for number in numbers]

@@ -74,6 +74,10 @@ class Joint:
         """See `TcpPort.start`."""
         return self._far.start(to, key, spec, data, released_bytes=released_bytes)
 
+    def widen(self, peer: Address, *, lanes: int) -> None:
+        """See `TcpPort.widen`."""
+        self._far.widen(peer, lanes=lanes)
+
     def close(self) -> None:
         """Close every connection."""
         self._near.close()

@@ -22,6 +22,10 @@ class Reach(Port, Protocol):
         """Name the place where tensor `key` of a peer is to land."""
         ...
 
+    def widen(self, peer: Address, *, lanes: int) -> None:
+        """Have so many lanes for tensors each way with a peer that was connected to from here."""
+        ...
+
     def start(self, to: Address, key: int, spec: Spec, data: memoryview, *, released_bytes: int | None = None) -> Departure:
         """Send a tensor that `to` expects as `key`: all of it, or what is released now and later."""
         ...

@@ -14,6 +14,7 @@ from contextlib import suppress
 
 from paceline.engine.remote.parts import Parts, bytes_spec, filled
 from paceline.engine.remote.reach import Reach
+from paceline.engine.remote.width import WIDE
 from paceline.engine.remote.worker_port import DOWN_KEYS, UP_KEYS
 from paceline.errors import PeerLostError, ProtocolError
 from paceline.messages import Address, Attach, Finished, Linked, Message, Params, Pull, Serve
@@ -22,9 +23,7 @@ from paceline.transport import memory
 from paceline.transport.arrivals import Arrival
 from paceline.transport.departures import Departure
 
-LANES = 2
-"""Connections for tensors each way between a worker and a server: one does not fill a fast link."""
-NUM_AHEAD = LANES + 2
+NUM_AHEAD = WIDE + 2
 """Steps whose places are named in advance. Each lane's thread may still have to note one that has arrived, so at least two of them
 are free whenever a worker is told to go on, and it takes one before it is told again."""
 

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
+from time import monotonic
 
 from paceline.engine.remote.parts import Parts, bytes_spec, filled
 from paceline.engine.remote.reach import Reach
-from paceline.errors import PeerLostError, ProtocolError
+from paceline.engine.remote.width import WIDE, Width
+from paceline.errors import PacelineError, PeerLostError, ProtocolError
 from paceline.messages import COORDINATOR, Address, Attach, Hello, Linked, Message, ModelSpec, Params, Pull, Ready, Seeded, Welcome
 from paceline.ports import Delivery
 from paceline.transport import memory
@@ -37,6 +40,7 @@ class WorkerPort:
         self._in_place = False
         self._sources: dict[Address, memoryview] = {}
         self._asked: dict[Address, Pull] = {}
+        self._widths: dict[Address, Width] = {}
         self._num_pulls: dict[Address, int] = {}
         self._coming: dict[Address, list[Arrival]] = {}
 
@@ -134,13 +138,18 @@ class WorkerPort:
         """Send a gradient; returns when every server has all of it."""
         parts = self._known()
         departures = [
-            self._port.start(Address("server", shard), UP_KEYS * step + number, bytes_spec(data), data)
-            for shard in range(parts.num_shards)
-            if not self._port.is_near(Address("server", shard))
-            for number, data in enumerate(self._arena[place] for place in parts.gradient(buffer, shard))
+            (server, self._port.start(server, UP_KEYS * step + number, bytes_spec(data), data))
+            for server in (Address("server", shard) for shard in range(parts.num_shards))
+            if not self._port.is_near(server)
+            for number, data in enumerate(self._arena[place] for place in parts.gradient(buffer, server.id))
         ]
-        for departure in departures:
+        start_s = monotonic()
+        for server, departure in departures:
             departure.wait(self._timeout_s)
+            if self._widths.setdefault(server, Width()).learn(departure.spec.size_bytes, monotonic() - start_s):
+                # without it things go on as they went; a peer that is gone is told of by what comes next
+                with suppress(PacelineError):
+                    self._port.widen(server, lanes=WIDE)
 
     def _expect(self, server: Address, pull: Pull) -> Pull:
         """Name the places of what a pull brings; a server always copies, for it cannot be read in place."""

@@ -19,7 +19,7 @@ from paceline.engine.link import Link, Member, install
 from paceline.engine.local.child import Brief
 from paceline.engine.local.run_dir import prepare_run_dir
 from paceline.engine.remote.joint import Joint
-from paceline.engine.remote.server_port import LANES
+from paceline.engine.remote.width import NARROW
 from paceline.engine.remote.worker_port import WorkerPort
 from paceline.engine.surroundings import Surroundings
 from paceline.engine.torchrun.board import Board
@@ -150,7 +150,7 @@ class Joining:
             reason = connect_near(near, peer, name_here(place, os.environ))
             reasons += [reason] if reason else []
             if peer not in near.peers:
-                far.connect(peer, place.endpoint, timeout_s=CONNECT_S, lanes=LANES if peer.role == "server" else 0)
+                far.connect(peer, place.endpoint, timeout_s=CONNECT_S, lanes=NARROW if peer.role == "server" else 0)
         if reasons:
             sys.stderr.write(f"paceline: no memory is shared with a process of this machine, it is reached over TCP: {reasons[0]}\n")
         return Joint(near, far)
