@@ -51,9 +51,16 @@ def spirals(
 
 
 def plan_for(
-    script: Path, cluster: str | None, target: str | None, *, paces: tuple[str, ...] = (), share: float = 0.2, **settings: object
+    script: Path,
+    cluster: str | None,
+    target: str | None,
+    *,
+    paces: tuple[str, ...] = (),
+    share: float = 0.1,
+    num_seeds: int = 1,
+    **settings: object,
 ) -> Plan:
     """A plan, made here."""
     planner = Planner(str(script), cluster=cluster, logs=script.parent / "logs", settings=settings)
     planner.check(paces)
-    return planner.make(wish=None if target is None else parse_target(target), paces=paces, share=share)
+    return planner.make(wish=None if target is None else parse_target(target), paces=paces, share=share, num_seeds=num_seeds)

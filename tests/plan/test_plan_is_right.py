@@ -6,7 +6,7 @@ import json
 from itertools import pairwise
 from math import inf
 from pathlib import Path
-from statistics import correlation
+from statistics import correlation, fmean
 
 import pytest
 
@@ -15,7 +15,10 @@ from paceline.plan.candidates import candidate_paces
 from planned import plan_for, spirals
 
 AIMS = (0.85, 0.95)
-"""What most pilots nearly come to, and what none does: farther away, paces that are alike change places."""
+"""Early, and where learning becomes slow and paces change places."""
+SEEDS = range(3)
+"""Of the full runs; a plan has the first two of them. One set against another with other seeds correlates no better than
+a plan does: docs/planner.md has the numbers."""
 
 
 def time_to(out: Path, aim: float) -> float:
@@ -34,20 +37,22 @@ def places(times: list[float]) -> list[float]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("cluster", ["homogeneous", "one-straggler", "two-regions", "wan"])
-def test_the_first_of_a_plan_is_within_a_tenth_of_the_best_by_full_runs(tmp_path: Path, cluster: str) -> None:
+def test_a_plan_ranks_as_full_runs_do_and_its_first_is_within_a_tenth_of_the_best(tmp_path: Path, cluster: str) -> None:
     script = spirals(tmp_path, samples=1920, epochs=20)
-    outs: dict[str, Path] = {}
+    outs: dict[str, list[Path]] = {}
     for pace in candidate_paces(8):
-        code, outs[pace] = run(script, out=tmp_path / pace.replace(":", "-"), cluster=cluster, pace=pace)
-        assert code == 0
+        for seed in SEEDS:
+            code, out = run(script, out=tmp_path / f"{pace.replace(':', '-')}-{seed}", cluster=cluster, pace=pace, seed=seed)
+            assert code == 0
+            outs.setdefault(pace, []).append(out)
     for aim in AIMS:
-        plan = plan_for(script, cluster, f"accuracy>={aim}")
-        assert plan.effort.flown_samples < 0.5 * plan.effort.full_samples
-        whole = {pace: time_to(out, aim) for pace, out in outs.items()}
-        predicted = {one.pace: inf if one.arrival is None else one.arrival.time_s for one in plan.candidates}
-        found = correlation(places(list(predicted.values())), places([whole[pace] for pace in predicted]))
-        print(cluster, aim, {pace: (round(predicted[pace], 2), round(whole[pace], 2)) for pace in predicted}, round(found, 2))
+        plan = plan_for(script, cluster, f"accuracy>={aim}", num_seeds=2)
+        assert plan.effort.flown_samples < 0.6 * plan.effort.full_samples
+        whole = {pace: fmean(time_to(out, aim) for out in each) for pace, each in outs.items()}
+        told = {one.pace: inf if one.arrival is None else one.arrival.time_s for one in plan.candidates}
+        found = correlation(places(list(told.values())), places([whole[pace] for pace in told]))
+        print(cluster, aim, {pace: (round(told[pace], 2), round(whole[pace], 2)) for pace in told}, round(found, 2), plan.effort)
         assert whole[plan.candidates[0].pace] <= 1.1 * min(whole.values())
-        assert found >= (0.8 if aim == AIMS[0] else 0.6)
+        assert found >= 0.8

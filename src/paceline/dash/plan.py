@@ -18,6 +18,9 @@ from paceline.dash.page import page, section, switch, write_page
 from paceline.plan.advise import advice
 from paceline.plan.candidates import Candidate, Plan
 
+FLOWN = ["pace", "samples flown", "of", "virtual time flown", "of", "time here", "of about"]
+"""The head of what was flown, beside what whole runs take."""
+
 
 def tell_plan(console: Console, plan: Plan) -> None:
     """The ranking as a table, then the advice."""
@@ -27,6 +30,8 @@ def tell_plan(console: Console, plan: Plan) -> None:
     for candidate in plan.candidates:
         shown.add_row(*map(str, _row(plan, candidate)))
     console.print(shown)
+    console.print()
+    console.print(_flights(plan))
     for sentence in advice(plan):
         console.print()
         console.print(Text(sentence))
@@ -40,7 +45,9 @@ def write_plan_page(plan: Plan, path: Path) -> Path:
     sentences = section("Advice", *(tag("p", sentence) for sentence in advice(plan)))
     rows = [[_whole(cell) for cell in _row(plan, one)] for one in plan.candidates]
     ranking = section("Ranking", table(_head(plan), rows, numeric=[0, *range(2, len(_head(plan)))]))
-    return write_page(path, page(f"{title} · Paceline", header, sentences, _picture(plan), ranking))
+    flown = [list(map(_whole, _flown(plan, one))) for one in plan.candidates]
+    flights = section("Flown, of the whole run", table(FLOWN, flown, numeric=range(1, len(FLOWN))))
+    return write_page(path, page(f"{title} · Paceline", header, sentences, _picture(plan), ranking, flights))
 
 
 def _head(plan: Plan) -> list[str]:
@@ -70,6 +77,29 @@ def _row(plan: Plan, candidate: Candidate) -> list[Content]:
     ]
 
 
+def _flights(plan: Plan) -> Table:
+    shown = Table(box=None, pad_edge=False)
+    for number, column in enumerate(FLOWN):
+        shown.add_column(column, justify="right" if number else "left", no_wrap=True)
+    for candidate in plan.candidates:
+        shown.add_row(*map(str, _flown(plan, candidate)))
+    return shown
+
+
+def _flown(plan: Plan, candidate: Candidate) -> list[Content]:
+    """Pilot and run to the target beside the whole run, the mean of the seeds."""
+    flown = candidate.flown
+    return [
+        candidate.pace,
+        count(flown.samples),
+        count(plan.profile.samples),
+        seconds(flown.virtual_s),
+        seconds(candidate.forecast.run_s),
+        seconds(flown.real_s),
+        seconds(flown.full_real_s),
+    ]
+
+
 def _whole(cell: Content) -> Markup:
     """A cell that is not broken over lines."""
     return tag("span", cell, style="white-space:nowrap")
@@ -95,12 +125,8 @@ def _picture(plan: Plan) -> Markup:
     every = [point for line in lines for point in line.points]
     frame = Frame(max(point.wall_s for point in every), max(point.samples for point in every))
     chart = line_chart(plan.target.metric, lines, frame, f"virtual time; the target is {plan.target}")
-    return section("Progress", switch(), legend(lines), chart_grid([chart]), tag("p", _flown(drawn), class_="note"))
+    return section("Progress", switch(), legend(lines), chart_grid([chart]))
 
 
 def _points(candidate: Candidate) -> Sequence[Point]:
     return [Point(one.t_s, one.samples, one.value, one.value, one.value) for one in candidate.points]
-
-
-def _flown(drawn: Sequence[Candidate]) -> str:
-    return f"Flown: {', '.join(f'{one.pace} {count(one.flown_samples)} samples' for one in drawn)}."

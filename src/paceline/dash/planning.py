@@ -16,6 +16,7 @@ from rich.console import Console
 from paceline.errors import ConfigError, ExitCode, WriteError
 
 LEAST_SHARE = 0.01
+MOST_SEEDS = 100
 _UNBROKEN = 200
 
 Say = Callable[[object], None]
@@ -42,7 +43,8 @@ class PlanOptions:
     workers: Annotated[str | None, _option("N", "How many workers. Default: the cluster's.")] = None
     servers: Annotated[str | None, _option("M", "How many servers. Default: the cluster's, else one for each worker.")] = None
     seed: Annotated[str | None, _option("S", "Seed of the runs. Default: 0.")] = None
-    share: Annotated[float, _option("SHARE", "Part of a run that each pilot plays. Default: 0.2.")] = 0.2
+    seeds: Annotated[int, _option("N", "With how many seeds each pace is tried; their means are compared. Default: 1.")] = 1
+    share: Annotated[float, _option("SHARE", "Part of a run that each pilot plays. Default: 0.1.")] = 0.1
     out: Annotated[str | None, _option("DIR", "Directory for plan.json, plan.html and logs. Default: plans/SCRIPT-TIME.")] = None
     json: Annotated[bool, _option("", "Print the plan as JSON instead of a table.")] = False
 
@@ -69,6 +71,8 @@ def plan_command(script: str, args: Sequence[str], options: PlanOptions, *, say:
 
     if not LEAST_SHARE <= options.share <= 1.0:
         raise ConfigError(f"--share: {options.share:g} is not allowed, it must be from {LEAST_SHARE} to 1")
+    if not 1 <= options.seeds <= MOST_SEEDS:
+        raise ConfigError(f"--seeds: {options.seeds} is not allowed, it must be from 1 to {MOST_SEEDS}")
     wish = parse_target(options.target) if options.target is not None else None
     given = {"workers": options.workers, "servers": options.servers, "seed": options.seed}
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
@@ -76,7 +80,7 @@ def plan_command(script: str, args: Sequence[str], options: PlanOptions, *, say:
     planner = Planner(script, cluster=options.cluster, logs=out / "logs", args=args, tell=say, settings=given)
     planner.check(options.pace)
     _make_folder(out)
-    plan = planner.make(wish=wish, paces=options.pace, share=options.share)
+    plan = planner.make(wish=wish, paces=options.pace, share=options.share, num_seeds=options.seeds)
     data = msgspec.json.format(msgspec.json.encode({**msgspec.to_builtins(plan), "advice": advice(plan)}), indent=2)
     try:
         (out / "plan.json").write_bytes(data + b"\n")

@@ -222,10 +222,16 @@ def caution(plan: Plan) -> str:
     """What the numbers rest on."""
     effort = plan.effort
     return (
-        f"Times are virtual, from pilots of {_percent(plan.share)} of the run and runs to the target with one seed: "
+        f"Times are virtual, from pilots of {_percent(plan.share)} of the run and runs to the target with {_seeds(plan)}: "
         f"{effort.flown_samples:,} samples in {span(effort.flown_s)} here, where all candidates to the end are "
         f"{effort.full_samples:,} in about {span(effort.full_s)}. {_here(plan)}"
     ).strip()
+
+
+def _seeds(plan: Plan) -> str:
+    first, last = plan.seeds[0], plan.seeds[-1]
+    alone = "one seed, and another one may change places of paces that are close (--seeds 3 tries three)"
+    return alone if first == last else f"the seeds {first} to {last}"
 
 
 def _here(plan: Plan) -> str:

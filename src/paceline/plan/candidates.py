@@ -11,6 +11,18 @@ from paceline.plan.ranking import Arrival
 from paceline.plan.target import Target
 
 
+class Flown(msgspec.Struct, frozen=True):
+    """What a pace's flights took, the mean of its seeds: samples, where on the virtual clock the longest ended, seconds here.
+
+    `full_real_s` is what a whole run would take here, at the speed of the longest flight.
+    """
+
+    samples: int
+    virtual_s: float
+    real_s: float
+    full_real_s: float
+
+
 class Candidate(msgspec.Struct, frozen=True):
     """A pace and all that is known of it; `points` are the target's metric as its longest flight saw it."""
 
@@ -19,13 +31,13 @@ class Candidate(msgspec.Struct, frozen=True):
     forecast: Forecast
     arrival: Arrival | None
     points: tuple[Point, ...]
-    flown_samples: int
+    flown: Flown
 
 
 class Effort(msgspec.Struct, frozen=True):
     """What the plan took here: the samples that were computed, of those of all candidates' whole runs, and real times.
 
-    `full_s` is what the whole runs would have taken, at the flights' speed.
+    `full_s` is what the whole runs would have taken.
     """
 
     flown_samples: int
@@ -45,6 +57,7 @@ class Plan(msgspec.Struct, frozen=True):
     target: Target | None
     is_own: bool
     share: float
+    seeds: tuple[int, ...]
     candidates: tuple[Candidate, ...]
     effort: Effort
 

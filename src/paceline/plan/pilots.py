@@ -64,16 +64,14 @@ class Pilot(NamedTuple):
 
 
 class UntilMet:
-    """Ends a flight that has met the target, or is too late to be first; looks once in a window of the run."""
+    """Ends a flight that has met the target; looks once in a window of the run of `whole` samples."""
 
-    def __init__(self, target: Target, whole: int, late_s: float) -> None:
-        self._target, self._whole, self._late_s = target, whole, late_s
+    def __init__(self, target: Target, whole: int) -> None:
+        self._target, self._whole = target, whole
         self._looked = 0
 
     def __call__(self, flight: Flight) -> bool:
         """Whether it is over. A mean of many values must be followed by another one, since the last may be half of one."""
-        if flight.clock.now_s > self._late_s:
-            return True
         window = flight.clock.samples * NUM_WINDOWS // self._whole
         logged = flight.logged.get(self._target.metric, ())
         if window == self._looked or not logged:
