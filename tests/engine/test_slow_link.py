@@ -14,7 +14,7 @@ from netns import Host, namespaces
 from paceline.transport.keys import write_key_file
 
 RATE_MBIT = 100
-NUM_STEPS = 8
+NUM_STEPS = 10
 NUM_ROUNDS = 3
 
 
@@ -33,7 +33,12 @@ def step_of(kind: str, hosts: tuple[Host, ...], folder: Path, number: int) -> tu
                 MASTER_PORT=port,
                 GLOO_SOCKET_IFNAME="cable",
                 **(
-                    {"PACELINE_PACE": "sync", "PACELINE_KEY_FILE": str(folder / "key"), "PACELINE_OUT": str(folder / f"run-{number}")}
+                    {
+                        "PACELINE_PACE": "sync",
+                        "PACELINE_LEASES": "static",
+                        "PACELINE_KEY_FILE": str(folder / "key"),
+                        "PACELINE_OUT": str(folder / f"run-{number}"),
+                    }
                     if kind == "ours"
                     else {}
                 ),

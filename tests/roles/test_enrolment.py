@@ -49,8 +49,8 @@ def test_a_job_whose_scripts_all_end_before_their_hello_had_nothing_to_train() -
 
 
 def test_a_small_model_is_not_cut_for_servers_that_nobody_asked_for() -> None:
-    for is_open, shards in ((True, 1), (False, 3)):
-        coordinator = Coordinator(JobSettings(1, 3, parse_pace("sync"), servers_are_open=is_open))
+    for is_open, least_bytes, shards in ((True, 1 << 22, 1), (True, 64, 3), (False, 1 << 22, 3)):
+        coordinator = Coordinator(JobSettings(1, 3, parse_pace("sync"), servers_are_open=is_open, least_shard_bytes=least_bytes))
         effects = coordinator.handle(*hello(0), 0.0)
         assert [effect.message.num_servers for effect in effects if isinstance(effect, Send) and isinstance(effect.message, Welcome)] == [
             shards

@@ -19,6 +19,8 @@ ALIGN_BYTES = 64
 PAGE_BYTES = 4096
 LEAST_SHARD_BYTES = 4 << 20
 """A model is cut into more shards only when each has so many bytes, unless the user says how many servers there are."""
+LEAST_FAR_SHARD_BYTES = 1 << 16
+"""The same where each server is on a host of its own: there every byte beyond its part costs more than a message does."""
 
 ITEM_BYTES = {
     "float32": 4,
@@ -110,13 +112,13 @@ def layout_of(model: ModelSpec) -> Layout:
     return Layout(tuple(trainable + constant), trainable_bytes, parameter_bytes, tuple(buffers), buffer_bytes)
 
 
-def shards_worth(layout: Layout, num_servers: int) -> int:
+def shards_worth(layout: Layout, num_servers: int, least_bytes: int = LEAST_SHARD_BYTES) -> int:
     """How many of `num_servers` are worth a shard: each message of an update costs what moving some megabytes costs.
 
     >>> shards_worth(Layout((), 4_000_000, 4_000_000, (), 0), 2), shards_worth(Layout((), 100_000_000, 100_000_000, (), 0), 2)
     (1, 2)
     """
-    return max(1, min(num_servers, layout.trainable_bytes // LEAST_SHARD_BYTES))
+    return max(1, min(num_servers, layout.trainable_bytes // least_bytes))
 
 
 def borders_of(layout: Layout, num_shards: int, *, elementwise: bool) -> tuple[int, ...]:

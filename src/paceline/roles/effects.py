@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from paceline.hybrid import Hybrid
+from paceline.logic.partition import LEAST_SHARD_BYTES
 from paceline.logic.policies.policy import Move
 from paceline.logic.signals import Signals
 from paceline.messages import Address, Message
@@ -70,8 +71,8 @@ class JobSettings(NamedTuple):
     """What the coordinator has to know about the job; the rest of the settings concerns others.
 
     `pace_is_open`: nobody chose a pace, so the script's own (`init(pace=...)`) decides. `servers_are_open`: nobody
-    chose their number, so a small model takes fewer of them. `hybrid` moves the pace, which begins with `pace`.
-    `shares`: batches are cut in proportion to the workers' speed.
+    chose their number, so a small model takes fewer of them, each with `least_shard_bytes`. `hybrid` moves the pace,
+    which begins with `pace`. `shares`: batches are cut in proportion to the workers' speed.
     """
 
     num_workers: int
@@ -79,6 +80,7 @@ class JobSettings(NamedTuple):
     pace: Pace
     pace_is_open: bool = False
     servers_are_open: bool = False
+    least_shard_bytes: int = LEAST_SHARD_BYTES
     lr_rule: LrRule | None = None
     patience_s: float = 60.0
     hybrid: Hybrid | None = None

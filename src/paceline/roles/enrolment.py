@@ -123,7 +123,8 @@ class Enrolment:
                 return
             self.job.gradient_bytes = layout.trainable_bytes
             if self.job.settings.servers_are_open:
-                self.job.servers = self.job.all_servers[: shards_worth(layout, len(self.job.all_servers))]
+                num_worth = shards_worth(layout, len(self.job.all_servers), self.job.settings.least_shard_bytes)
+                self.job.servers = self.job.all_servers[:num_worth]
         self.job.model = workers[self._first].model
         if all(self._same_model(worker) for worker in workers.values()):
             self.forming = Forming.SEEDING

@@ -18,7 +18,7 @@ from paceline.engine.local.child import begin, listener_of
 from paceline.engine.local.final import write_final
 from paceline.errors import ConfigError, ExitCode, PeerLostError, WriteError
 from paceline.hybrid import Hybrid, start_of
-from paceline.logic.partition import layout_of, parameter_arena_bytes
+from paceline.logic.partition import LEAST_FAR_SHARD_BYTES, LEAST_SHARD_BYTES, layout_of, parameter_arena_bytes
 from paceline.messages import (
     SUPERVISOR,
     Address,
@@ -55,6 +55,7 @@ def job_settings(resolved: Resolved) -> JobSettings:
         pace=start_of(mode),
         pace_is_open=resolved.pace_is_open,
         servers_are_open=resolved.origins["servers"] == DEFAULT,
+        least_shard_bytes=LEAST_FAR_SHARD_BYTES if settings.engine == "torchrun" else LEAST_SHARD_BYTES,
         lr_rule=settings.lr_rule,
         patience_s=settings.patience_s,
         hybrid=mode if isinstance(mode, Hybrid) else None,
