@@ -54,7 +54,7 @@ def environment(**extra: str) -> dict[str, str]:
 def run_ranks(script: str, arguments: list[str], num_ranks: int, extra: dict[str, str]) -> float:
     """Start `num_ranks` processes of a peer; the median milliseconds of rank 0's steps."""
     with tempfile.TemporaryDirectory() as folder:
-        out, port = Path(folder) / "out.json", str(free_port())
+        out, log, port = Path(folder) / "out.json", Path(folder) / "log", str(free_port())
         ranks = [
             subprocess.Popen(
                 [sys.executable, str(HERE / "peers" / script), *arguments],
@@ -62,7 +62,7 @@ def run_ranks(script: str, arguments: list[str], num_ranks: int, extra: dict[str
                     RANK=str(rank), WORLD_SIZE=str(num_ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=port, BENCH_OUT=str(out), **extra
                 ),
                 stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
+                stderr=log.open("a"),
             )
             for rank in range(num_ranks)
         ]
@@ -72,6 +72,8 @@ def run_ranks(script: str, arguments: list[str], num_ranks: int, extra: dict[str
         finally:
             for process in ranks:
                 process.kill()
+        if any(process.returncode for process in ranks) or not out.exists():
+            raise RuntimeError(f"{script} {' '.join(arguments)} failed: {log.read_text()[-2000:]}")
         return float(json.loads(out.read_text())["ms"])
 
 
@@ -149,16 +151,28 @@ def run_ray(python: str, steps: str) -> float:
         return float(json.loads(out.read_text())["ms"])
 
 
+def in_turns(runs: dict[str, Callable[[], float]], results: dict[str, list[float]], repeat: int, repeats: int) -> None:
+    """Every contender once, forwards and backwards in turn."""
+    for name in list(runs) if repeat % 2 == 0 else list(runs)[::-1]:
+        results.setdefault(name, []).append(runs[name]())
+        print(f"{repeat + 1}/{repeats} {name}: {results[name][-1]:.2f} ms", file=sys.stderr, flush=True)
+
+
+def measure_each(runs: dict[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
+    """Every contender `repeats` times."""
+    results: dict[str, list[float]] = {}
+    for repeat in range(repeats):
+        in_turns(runs, results, repeat, repeats)
+    return results
+
+
 def measure(runs: dict[str, Callable[[], float]], repeats: int) -> tuple[dict[str, list[float]], list[Rates]]:
-    """Every contender `repeats` times, forwards and backwards in turn, and the machine's own rates before each turn and after."""
-    results: dict[str, list[float]] = {name: [] for name in runs}
+    """Every contender `repeats` times, and the machine's own rates before each turn and after."""
+    results: dict[str, list[float]] = {}
     rates: list[Rates] = []
     for repeat in range(repeats):
-        names = list(runs) if repeat % 2 == 0 else list(runs)[::-1]
         before = memory_rates()
-        for name in names:
-            results[name].append(runs[name]())
-            print(f"{repeat + 1}/{repeats} {name}: {results[name][-1]:.2f} ms", file=sys.stderr, flush=True)
+        in_turns(runs, results, repeat, repeats)
         after = memory_rates()
         rates.append({key: (before[key] + after[key]) / 2 for key in before})
     return results, rates

@@ -17,6 +17,14 @@ settings.register_profile("paceline", deadline=None, derandomize=True, max_examp
 settings.load_profile("paceline")
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") is not None:
+        import torch  # not for every test: it takes seconds
+
+        if not torch.cuda.is_available():
+            pytest.skip("torch finds no CUDA device here")
+
+
 @pytest.fixture(autouse=True)
 def without_settings_of_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("PACELINE_")]:

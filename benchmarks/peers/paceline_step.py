@@ -1,4 +1,4 @@
-"""The same step under `paceline run`. Arguments: size, steps."""
+"""The same step under `paceline run`. Arguments: size, steps[, device]."""
 
 import sys
 
@@ -6,15 +6,16 @@ import torch
 from torch.nn.functional import mse_loss
 
 import paceline
-from workload import batch, mlp, report, timed
+from workload import batch, mlp, place, report, timed
 
 size, num_steps = sys.argv[1], int(sys.argv[2])
 torch.set_num_threads(1)
 run = paceline.init()
-model = mlp(size)
+device = place(sys.argv[3] if len(sys.argv) > 3 else "cpu", run.worker)
+model = mlp(size).to(device)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 model, optimizer = run.prepare(model, optimizer)
-x, y = batch(size)
+x, y = (part.to(device) for part in batch(size))
 
 
 def step() -> None:
@@ -23,6 +24,6 @@ def step() -> None:
     optimizer.step()
 
 
-times = timed(step, num_steps)
+times = timed(step, num_steps, device)
 if run.worker == 0:
     report(times)
