@@ -44,6 +44,42 @@ def test_a_backward_pass_leaves_its_gradient_in_the_arena_and_grad_points_there(
     assert same({name: p.grad for name, p in bench.model.named_parameters()}, wanted)
 
 
+def test_what_is_written_is_told_once_with_the_backward_pass_and_again_when_it_has_changed(is_staged: bool):
+    if is_staged:
+        return  # copies from a device come later, and are nobody's to send on before
+    bench = bench_of(mlp())
+    heard: list[tuple[int, int]] = []
+    bench.replica.tell_of_gradients(lambda first, past: heard.append((first, past)))
+    layout = layout_of(spec_of(bench.model, bench.optimizer))
+    slots = [slot for slot in layout.slots if slot.spec.group >= 0]
+    spans = sorted((slot.start, slot.stop) for slot in slots)
+
+    def told() -> list[tuple[int, int]]:
+        spans = sorted(heard)
+        heard.clear()
+        return spans
+
+    loss_of(bench.model, batch()).backward()
+    assert told() == spans
+    bench.replica.finish_gradient()
+    assert told() == []
+    loss_of(bench.model, batch()).backward()
+    assert told() == spans
+    first = next(bench.model.parameters())
+    first.grad.mul_(2.0)
+    bench.replica.finish_gradient()
+    assert told() == [next((slot.start, slot.stop) for slot in slots if slot.index == 0)]
+    nn.utils.clip_grad_norm_(bench.model.parameters(), 1e-3)
+    bench.replica.finish_gradient()
+    assert told() == spans
+    first.grad = None
+    bench.replica.finish_gradient()
+    assert len(told()) == 1
+    first.grad = torch.ones_like(first)
+    bench.replica.finish_gradient()
+    assert len(told()) == 1
+
+
 def test_steps_alternate_between_the_buffers():
     bench = bench_of(mlp())
     first, second = (plain_gradients(mlp(), batch(seed=seed)) for seed in (1, 2))

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -91,13 +92,23 @@ class ParameterGradient(Hooked):
 
     `measured` is the version of the current view whose squares are known, `arrived_at` the one that the last
     hook left. `foreign` is a tensor of the script's own that was found in `.grad`: if it is kept there, it stays.
+    `written` is called whenever the current view holds something else than before.
     """
 
     def __init__(
-        self, index: int, name: str, parameter: Tensor, views: tuple[Tensor, Tensor], *, squares: Tensor, meter: SquareMeter
+        self,
+        index: int,
+        name: str,
+        parameter: Tensor,
+        views: tuple[Tensor, Tensor],
+        *,
+        squares: Tensor,
+        meter: SquareMeter,
+        written: Callable[[], None],
     ) -> None:
         super().__init__(index, name, parameter)
         self.views = views
+        self.written = written
         self.squares = squares
         self.current = 0
         self.view = views[0]
@@ -127,7 +138,10 @@ class ParameterGradient(Hooked):
             return self._adopt(gradient)
         version = version_of(self.view)
         if version != self.measured:
+            is_new = self.measured == UNKNOWN or version != self.arrived_at
             self.measure()
+            if is_new:
+                self.written()
         return version != self.arrived_at
 
     def measure(self) -> None:
@@ -164,12 +178,14 @@ class ParameterGradient(Hooked):
             parameter.grad = self.view
             self._foreign = None
         self.arrived_at = version_of(self.view)
+        self.written()
 
     def _adopt(self, gradient: Tensor) -> bool:
         """Copy a gradient that is not the current view: the script's own, or one left in the other buffer."""
         self.check(gradient)
         self.watch()
         self._fill(gradient.detach())
+        self.written()
         if gradient is self.views[1 - self.current]:
             self.parameter.grad = self.view
         else:
@@ -193,6 +209,7 @@ class ParameterGradient(Hooked):
         if not self._zero[self.current]:
             self.view.zero_()
             self._zero[self.current] = True
+            self.written()
         if self._counted:
             self.squares.zero_()
             self._counted = False
@@ -209,12 +226,18 @@ class Gradients:
         self._probe = torch.zeros(())
         self._num_parameters = len(parameters)
         self._slots: list[ParameterGradient] = []
+        self.on_written: Callable[[int, int], None] | None = None
+        """Hears which bytes [first, past the last) of the gradient buffer have been written: by a backward pass, while others still
+        come, and by `collect`. What it hears of again within a step has changed in between."""
         meter = SquareMeter()
         for slot, count, stop in zip(trained, counts, accumulate(counts), strict=True):
             first, second = (tensor_at(arena, start + slot.start, slot.spec) for start in starts)
             squares = self._squares[stop - count : stop]
             parameter = parameters[slot.index]
-            self._slots.append(ParameterGradient(slot.index, slot.spec.name, parameter, (first, second), squares=squares, meter=meter))
+            written = partial(self._written, slot.start, slot.stop)
+            self._slots.append(
+                ParameterGradient(slot.index, slot.spec.name, parameter, (first, second), squares=squares, meter=meter, written=written)
+            )
 
     def watch(self) -> None:
         """Hook every parameter that takes gradients."""
@@ -251,6 +274,10 @@ class Gradients:
         if len(absent) == len(self._slots):
             raise UsageError(NO_GRADIENT)
         return Gradient(self._norm(), bitmap_of(absent, self._num_parameters), touched)
+
+    def _written(self, start: int, stop: int) -> None:
+        if self.on_written is not None:
+            self.on_written(start, stop)
 
     def _norm(self) -> float:
         square = float(self._squares.sum(dtype=torch.float64))

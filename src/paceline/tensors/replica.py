@@ -6,6 +6,8 @@ hold it and make the updates.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -132,6 +134,11 @@ class Replica:
         self._watch.settle()
 
     # --- a step -------------------------------------------------------------------------------------------
+
+    def tell_of_gradients(self, on_written: Callable[[int, int], None]) -> None:
+        """Let this hear what is written into the gradient buffer; see `Gradients.on_written`. Of a device nothing is told."""
+        if isinstance(self._gradients, Gradients):
+            self._gradients.on_written = on_written
 
     def clip(self, max_norm: float) -> None:
         """The fold of this step is to be clipped to `max_norm`; see `max_norm`, 0 when it is not."""
