@@ -188,7 +188,7 @@ def plan(script: _Script = None, /, *args: _Args, options: PlanOptions = PLANNED
 
 @app.command(usage="Usage: paceline calibrate [RUN | --script SCRIPT [-- ARGS...]] [--out FILE]")
 def calibrate(*words: _Args, options: CalibrateOptions = CALIBRATED) -> int:
-    """Measure this machine, or the workers of a RUN that is over, and write a file that --cluster takes."""
+    """Measure this machine, the workers of a RUN or, under a launcher, its hosts, and write a file that --cluster takes."""
     _begin_anew()
     return calibrate_command(words, options, say=_say)
 

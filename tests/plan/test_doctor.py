@@ -71,7 +71,7 @@ def examined(*people: Person, patience_s: float = 10.0) -> tuple[Report, dict[in
         launch = Launch("a test", "a test says so", rank, len(people), person.local_rank, (HERE, port))
         try:
             checkup = Checkup(launch, person.facts, person.trust, patience_s=patience_s, clock=lambda: time.time() + person.ahead_s)
-            found = checkup.run(lambda: MACHINE)
+            found = checkup.run(lambda: (MACHINE, None))
         except PacelineError as error:
             raised[rank] = str(error)
         else:

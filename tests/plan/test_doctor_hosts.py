@@ -14,12 +14,33 @@ import pytest
 
 from launch import environment
 from netns import CABLE, Host, namespaces
+from paceline.engine.virtual.cluster_file import read_cluster
 from paceline.transport.keys import write_key_file
+
+pytestmark = pytest.mark.timeout(150)
 
 SLOW_MBIT = 50
 FAST, FAST_NET = "fast", "10.77.32.{}"
-TIMEOUT_S = 60.0
+TIMEOUT_S = 100.0
 PORT = 20_000
+
+
+SCRIPT = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import paceline
+
+run = paceline.init()
+model = torch.nn.Linear(8, 1)
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+model, opt, loader = run.prepare(model, opt, DataLoader(TensorDataset(torch.ones(256, 8)), batch_size=16))
+for _ in run.epochs(1):
+    for (x,) in loader:
+        opt.zero_grad()
+        model(x).mean().backward()
+        opt.step()
+"""
 
 
 class Hosts(NamedTuple):
@@ -93,3 +114,16 @@ def test_an_address_that_is_cut_off_fails_and_another_one_is_offered(hosts: Host
     assert f"set PACELINE_HOST={second.address} on {other}, which is reached" in out
     assert "a job will not run well before that is mended" in out
     assert "something will not work, rank 0 has printed what" in error
+
+
+def test_calibrate_writes_the_hosts_and_the_network_between_them(hosts: Hosts) -> None:
+    times = hosts.folder / "times.py"
+    times.write_text(SCRIPT)
+    (code, out, error), (other_code, _, _) = hosts.launch("calibrate", "--out", "cluster.toml", "--script", str(times))
+    assert (code, other_code) == (0, 0), error
+    assert "Measured: 2 hosts with 2 workers." in out
+    cluster = read_cluster(str(hosts.folder / "cluster.toml")).cluster
+    assert cluster.network.bandwidth * 8e-6 == pytest.approx(SLOW_MBIT, rel=0.35)
+    assert sum(group.count or 0 for group in cluster.workers) == 2
+    assert all(1e-6 < group.compute < 0.1 for group in cluster.workers)
+    assert cluster.servers.hosts == "with workers"

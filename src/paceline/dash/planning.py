@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path, PurePath
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from cyclopts import Parameter
 from rich.console import Console
 
+from paceline.engine.torchrun.launch import Launch, find_launch
 from paceline.errors import ConfigError, ExitCode, WriteError
 
 LEAST_SHARE = 0.01
 MOST_SEEDS = 100
+HOSTS_S = 120.0
+"""How long the hosts of a launch may take to come: each may have a script to time first."""
 _UNBROKEN = 200
 
 Say = Callable[[object], None]
@@ -102,6 +107,9 @@ def calibrate_command(words: Sequence[str], options: CalibrateOptions, *, say: S
     from paceline.plan.machine import measure_machine
     from paceline.plan.planner import profile_alone
 
+    launch = find_launch(os.environ)
+    if launch is not None and launch.world_size > 1:
+        return _calibrate_hosts(launch, words, options, say)
     if options.script is None and len(words) > 1:
         raise ConfigError(f"calibrate takes the directory of one run, got {len(words)}: {', '.join(words)}")
     path = Path(options.out)
@@ -114,11 +122,46 @@ def calibrate_command(words: Sequence[str], options: CalibrateOptions, *, say: S
     else:
         cluster = run_cluster(Path(words[0]), machine) if words else machine_cluster(machine, None)
     write_cluster(cluster, path)
+    _tell_cluster(cluster, path)
+    return ExitCode.OK
+
+
+def _calibrate_hosts(launch: Launch, words: Sequence[str], options: CalibrateOptions, say: Say) -> int:
+    """All hosts of a launch, of which rank 0 writes the file."""
+    from paceline.plan.calibrate import write_cluster
+    from paceline.plan.doctor.examination import examine_hosts
+    from paceline.plan.machine import Machine, measure_machine
+    from paceline.plan.planner import profile_alone
+    from paceline.plan.regions import hosts_cluster
+
+    if words and options.script is None:
+        raise ConfigError(f"{launch.because}, so calibrate measures its hosts; for the run {words[0]} start it without a launcher")
+
+    def measure() -> tuple[Machine, tuple[float, float, float] | None]:
+        machine = measure_machine()
+        profile = profile_alone(options.script, words) if options.script is not None else None
+        return machine, (profile.sample_s, profile.sample_low_s, profile.sample_high_s) if profile is not None else None
+
+    path = Path(options.out)
+    report = examine_hosts(launch, os.environ, path.parent, patience_s=HOSTS_S, clock=time.time, measure=measure)
+    if report is None:
+        return ExitCode.OK
+    for one in report.advice:
+        say(f"{one.gravity}: {one.sentence}")
+    cluster = hosts_cluster(report)
+    write_cluster(cluster, path)
+    _tell_cluster(cluster, path)
+    return ExitCode.OK if report.is_well else ExitCode.SCRIPT_FAILED
+
+
+def _tell_cluster(cluster: dict[str, Any], path: Path) -> None:
     sys.stdout.write(f"{cluster['about']}\n")
     for name, value in cluster["network"].items():
-        sys.stdout.write(f"  {name.replace('_', ' ')}: {value}\n")
+        if isinstance(value, str):
+            sys.stdout.write(f"  {name.replace('_', ' ')}: {value}\n")
+    for one in cluster["network"].get("between", ()):
+        sys.stdout.write(f"  between {' and '.join(one['regions'])}: {one['bandwidth']}, {one['latency']}\n")
     sys.stdout.write(f"{path} is written: name it in --cluster, and correct in it what you know better\n")
-    return ExitCode.OK
 
 
 def _make_folder(out: Path) -> None:

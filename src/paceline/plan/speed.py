@@ -19,7 +19,7 @@ PIECE_BYTES = 2**20
 WARM_S = 0.02
 """Until a connection is up to speed, and its first buffers are full."""
 PATIENCE_S = 20.0
-LEAST_PINGS = 3
+LEAST_PINGS, LEAST_READS, PATIENT = 3, 16, 10
 
 _CLOCK = struct.Struct("<d")
 _PING = bytes(_CLOCK.size)
@@ -81,16 +81,24 @@ def send(end: socket.socket) -> float:
 def receive(end: socket.socket, span_s: float) -> None:
     """Receive for `span_s` once the connection is warm, say how fast that was, and read on until the sender has heard it."""
     buffer = bytearray(PIECE_BYTES)
+    _warm(end, buffer)
+    begun_s, size_bytes, num_reads = perf_counter(), 0, 0
+    while True:
+        size_bytes, num_reads = size_bytes + _read(end, buffer), num_reads + 1
+        took_s = perf_counter() - begun_s
+        # of few reads most of the time may be that of a pause in which this thread did not run
+        if took_s >= span_s and (num_reads >= LEAST_READS or took_s >= PATIENT * span_s):
+            break
+    end.sendall(_CLOCK.pack(size_bytes / took_s))
+    while end.recv_into(buffer):
+        continue
+
+
+def _warm(end: socket.socket, buffer: bytearray) -> None:
     _read(end, buffer)
-    begun_s, size_bytes, said = perf_counter() + WARM_S, 0, False
-    while size := end.recv_into(buffer):
-        now_s = perf_counter()
-        if now_s < begun_s:
-            continue
-        size_bytes += size
-        if not said and now_s - begun_s >= span_s:
-            end.sendall(_CLOCK.pack(size_bytes / (now_s - begun_s)))
-            said = True
+    warm_s = perf_counter() + WARM_S
+    while perf_counter() < warm_s:
+        _read(end, buffer)
 
 
 def _read(end: socket.socket, buffer: bytearray) -> int:

@@ -30,6 +30,10 @@ ROUND_S = 30.0
 GOODBYE_S = 5.0
 
 
+Measure = Callable[[], tuple[Machine, tuple[float, float, float] | None]]
+"""The machine, and the seconds a sample of a script on it: the median and the quartiles."""
+
+
 class Leaflet(msgspec.Struct, frozen=True):
     """What rank 0 says before a round: the first ranks of the hosts, of which pairs are made, and of those that were lost since."""
 
@@ -72,16 +76,19 @@ class Checkup:
         self._visits: list[Visit] = []
         self._lost: dict[int, str] = {}
 
-    def run(self, measure: Callable[[], Machine]) -> Report | None:
-        """Take part to the end. Rank 0 gets the report, the others None when all is well. Raises PacelineError when it is not."""
+    def run(self, measure: Measure) -> Report | None:
+        """Take part to the end; `measure` is called in the first process of each host, before the others are asked for anything.
+
+        Rank 0 gets the report, the others None when all is well. Raises PacelineError when it is not.
+        """
         rank = self._launch.rank
         if self._launch.local_rank:
             self._write_card(self._card())
             return self._hear_verdict()
-        machine = measure()
+        machine, sample_s = measure()
         doors = Doors(rank, self._facts.addresses, self._trust, self._clock)
         try:
-            self._write_card(self._card(doors, machine))
+            self._write_card(msgspec.structs.replace(self._card(doors), machine=machine, sample_s=sample_s))
             if rank == 0:
                 return self._lead()
             if self._is_of_rank_0():
@@ -94,12 +101,12 @@ class Checkup:
         self._cards[card.rank] = card
         self._board.write(f"card/{card.rank}", msgspec.json.encode(card))
 
-    def _card(self, doors: Doors | None = None, machine: Machine | None = None) -> Card:
+    def _card(self, doors: Doors | None = None) -> Card:
         facts = self._facts
         if doors is not None and doors.errors and not facts.place_error:
             facts = msgspec.structs.replace(facts, place_error=doors.errors[0])
         open_doors = tuple(doors.doors) if doors is not None else ()
-        return Card(self._launch.rank, self._launch.local_rank, facts, self._fingerprint(), open_doors, machine)
+        return Card(self._launch.rank, self._launch.local_rank, facts, self._fingerprint(), open_doors)
 
     def _fingerprint(self) -> str:
         if not self._trust.secret:
@@ -163,7 +170,7 @@ class Checkup:
         end = min(ends, default=self._launch.world_size)
         num_processes = sum(one.facts.name == card.facts.name and card.rank <= one.rank < end for one in self._cards.values())
         is_ours = card.rank not in self._doubtful and card.fingerprint == self._cards[0].fingerprint
-        return Host(card.rank, num_processes, card.facts, is_ours, card.machine, self._lost.get(card.rank, ""))
+        return Host(card.rank, num_processes, card.facts, is_ours, card.machine, self._lost.get(card.rank, ""), card.sample_s)
 
     def _see_off(self) -> None:
         """The store may be this process's own, so it stays until the others have read it, or have had the time."""

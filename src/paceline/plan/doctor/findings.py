@@ -22,7 +22,8 @@ class Door(msgspec.Struct, frozen=True):
 class Card(msgspec.Struct, frozen=True):
     """What a process says of itself to the others; only the first of each host has doors, and has measured its machine.
 
-    Two hosts with the same key have the same `fingerprint`, which is of this checkup only; "" without a key.
+    `sample_s`: a script's seconds a sample there, the median and the quartiles, if it was timed. Two hosts with the same key have
+    the same `fingerprint`, which is of this checkup only; "" without a key.
     """
 
     rank: int = 0
@@ -31,6 +32,7 @@ class Card(msgspec.Struct, frozen=True):
     fingerprint: str = ""
     doors: tuple[Door, ...] = ()
     machine: Machine | None = None
+    sample_s: tuple[float, float, float] | None = None
 
 
 class Way(msgspec.Struct, frozen=True):
@@ -71,7 +73,10 @@ class Visit(msgspec.Struct, frozen=True):
 
 
 class Host(msgspec.Struct, frozen=True):
-    """One host: its first rank, how many processes it has, and whether it has rank 0's key (or none, like rank 0)."""
+    """One host: its first rank, how many processes it has, and whether it has rank 0's key (or none, like rank 0).
+
+    `lost` says how it fell silent during the checkup; `sample_s` is as on its card.
+    """
 
     rank: int
     num_processes: int
@@ -79,6 +84,7 @@ class Host(msgspec.Struct, frozen=True):
     has_same_key: bool = True
     machine: Machine | None = None
     lost: str = ""
+    sample_s: tuple[float, float, float] | None = None
 
     def named(self, hosts: tuple[Host, ...]) -> str:
         """Its name, with its rank where it is not the only one of that name.
