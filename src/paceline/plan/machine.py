@@ -54,14 +54,21 @@ def unix_pair() -> Pair:
 
 
 def tcp_pair() -> Pair:
-    """The same over loopback."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
+    """The same over loopback, by IPv6 where there is nothing else."""
+    with _loopback_server() as server:
         server.settimeout(PATIENCE_S)
-        one = socket.create_connection(server.getsockname(), timeout=PATIENCE_S)
+        one = socket.create_connection(server.getsockname()[:2], timeout=PATIENCE_S)
         other, _ = server.accept()
     for end in (one, other):
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return _patient((one, other))
+
+
+def _loopback_server() -> socket.socket:
+    try:
+        return socket.create_server(("127.0.0.1", 0))
+    except OSError:
+        return socket.create_server(("::1", 0), family=socket.AF_INET6)
 
 
 def _patient(pair: Pair) -> Pair:

@@ -23,13 +23,14 @@ MOST_NOTE_BYTES = 1 << 20
 
 
 class Board:
-    """The notes of one attempt of a launch."""
+    """The notes of one attempt of a launch. `awaited` is what others are waited for to do, `open_s` how long for the store."""
 
-    def __init__(self, launch: Launch, trust: Trust) -> None:
+    def __init__(self, launch: Launch, trust: Trust, *, awaited: str = "call paceline.init()", open_s: float = START_S) -> None:
         self._launch = launch
+        self._awaited = awaited
         self._secret = trust.secret
         self._prefix = f"paceline/{launch.attempt}/{launch.world_size}"
-        self._store = _open_store(launch)
+        self._store = _open_store(launch, open_s)
 
     def write(self, name: str, note: bytes) -> None:
         """Put a note up, in place of one of that name."""
@@ -55,7 +56,7 @@ class Board:
             ) from error
         except DistStoreError as error:
             who = f"rank {self._launch.rank} waited {timeout_s:g} s for {whose}"
-            raise DeadlineError(f"{who} to call paceline.init(), and it did not") from error
+            raise DeadlineError(f"{who} to {self._awaited}, and it did not") from error
         note = signed[_SIGNATURE_BYTES:]
         is_ours = len(signed) <= MOST_NOTE_BYTES and hmac.compare_digest(signed[:_SIGNATURE_BYTES], self._sign(name, note))
         return note[:MOST_NOTE_BYTES], is_ours
@@ -73,9 +74,9 @@ def _short(error: Exception) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
-def _open_store(launch: Launch) -> TCPStore:
+def _open_store(launch: Launch, open_s: float) -> TCPStore:
     host, port = launch.address
-    timeout = timedelta(seconds=START_S)
+    timeout = timedelta(seconds=open_s)
     try:
         if launch.has_store or launch.rank:
             return TCPStore(host, port, None, False, timeout, wait_for_workers=False)

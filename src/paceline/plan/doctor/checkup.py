@@ -70,7 +70,7 @@ class Checkup:
     def __init__(self, launch: Launch, facts: Facts, trust: Trust, *, patience_s: float, clock: Clock) -> None:
         self._launch, self._facts, self._trust = launch, facts, trust
         self._patience_s, self._clock = patience_s, clock
-        self._board = Board(launch, trust)
+        self._board = Board(launch, trust, awaited="take part in the checkup", open_s=max(1.0, patience_s))
         self._cards: dict[int, Card] = {}
         self._doubtful: set[int] = set()
         self._visits: list[Visit] = []
