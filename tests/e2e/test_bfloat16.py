@@ -47,7 +47,7 @@ opt.load_state_dict(opt.state_dict())
 """
 
 
-@pytest.mark.parametrize(("workers", "pace"), [(1, "sync"), (2, "sync"), (2, "async")])
+@pytest.mark.parametrize(("workers", "pace"), [(1, "sync"), pytest.param(2, "sync", marks=pytest.mark.slow), (2, "async")])
 def test_bfloat16_trains_as_in_plain_torch(tmp_path: Path, workers: int, pace: str) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)

@@ -65,10 +65,10 @@ def played_again(out: Path, correction: str, optimizer: str) -> tuple[list[Tenso
     ("pace", "correction", "optimizer"),
     [
         ("async", "dc:0.5", "sgd"),
-        ("async", "dca:0.2", "adam"),
+        pytest.param("async", "dca:0.2", "adam", marks=pytest.mark.slow),
         ("async", "gap:1", "adam"),
-        ("async", "bound:0.05", "sgd"),
-        ("kasync:2", "gap:1", "sgd"),
+        pytest.param("async", "bound:0.05", "sgd", marks=pytest.mark.slow),
+        pytest.param("kasync:2", "gap:1", "sgd", marks=pytest.mark.slow),
         ("kasync:2", "bound:0.05", "adam"),
     ],
 )

@@ -96,7 +96,7 @@ def test_zero_samples_is_refused_with_a_sentence(tmp_path: Path) -> None:
     assert "no samples" in done.stderr
 
 
-@pytest.mark.parametrize("other", [44, 84])
+@pytest.mark.parametrize("other", [44, pytest.param(84, marks=pytest.mark.slow)])
 def test_datasets_of_different_sizes_are_named(tmp_path: Path, other: int) -> None:
     done = run_quickly(script(tmp_path, num_samples=f"(64, {other})[run.worker]"), tmp_path / "run", leases="static")
     assert done.returncode == 1

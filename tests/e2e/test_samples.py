@@ -18,6 +18,8 @@ from launch import SCRIPTS, paceline_run, paceline_start, pid_of, wait_for_updat
 ALONE = ["async,weighting=none", "ssp:2"]
 PACES = ["sync", "softsync:1,weighting=none", *ALONE, "ksync:2", "backup:1", "kbatchsync:2", "kasync:2", "kbatchasync:2"]
 SAMPLES, EPOCHS, BATCH, WORKERS = 90, 2, 3, 3
+QUICK_KILLS = (0, 2, 3, 4, 6, 8)
+"""Seeds of six paces, of which the other three are quick to test without a kill; all of both is `make test-slow`."""
 
 
 def folded_once(value: float, *, num_workers: int, most: int, exact_weight: bool) -> bool:
@@ -45,7 +47,7 @@ def options(pace: str) -> dict[str, object]:
     return {"workers": WORKERS, "servers": 2, "pace": pace, "lr_rule": "none"}
 
 
-@pytest.mark.parametrize("pace", PACES)
+@pytest.mark.parametrize("pace", [pytest.param(pace, marks=pytest.mark.slow if at in QUICK_KILLS else ()) for at, pace in enumerate(PACES)])
 def test_every_sample_is_folded_once(pace: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
     done = paceline_run(SCRIPTS / "counting.py", str(SAMPLES), str(EPOCHS), str(BATCH), "0", out=out, **options(pace))
@@ -53,7 +55,7 @@ def test_every_sample_is_folded_once(pace: str, tmp_path: Path) -> None:
     assert_every_sample_once(out, pace)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", [pytest.param(seed, marks=() if seed in QUICK_KILLS else pytest.mark.slow) for seed in range(20)])
 def test_every_sample_is_folded_once_when_a_worker_is_killed(seed: int, tmp_path: Path) -> None:
     chance = random.Random(seed)
     pace, out = PACES[seed % len(PACES)], tmp_path / "run"

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,18 @@ from watched import Watched
 Watch = Callable[..., Watched]
 
 SLEEP = "import time\nprint('asleep')\ntime.sleep(600)\n"
+EXIT = """
+import os, subprocess, sys, __main__
+from pathlib import Path
+assert __name__ == "__main__" and __main__.__file__ == sys.argv[0] == __file__
+assert sys.path[0] == str(Path(__file__).resolve().parent), sys.path
+assert "" not in sys.path
+assert "PACELINE_JOB_BRIEF" not in os.environ
+print("out of", sys.argv[1:])
+print("to err", file=sys.stderr)
+subprocess.Popen(["sleep", "600"])
+sys.exit(0)
+"""
 RAISE = """
 def divide(x):
     return x / 0
@@ -41,28 +53,26 @@ def test_a_script_that_raises_ends_the_run_with_its_traceback_first_and_once(wat
     assert any("Traceback" in log for log in logs)
 
 
-def test_worker_0_is_on_the_console_and_everyone_in_a_log(watch: Watch) -> None:
-    run = watch("import sys\nprint('out of', sys.argv[1:])\nprint('to err', file=sys.stderr)\nsys.exit(0)", "--lr", "0.1", "--workers", "7")
-    assert run.code() == 1
-    assert "[0] out of ['--lr', '0.1', '--workers', '7']\n" in run.printed()
-    assert "[0] to err\n" in run.printed()
-    assert (run.out / "logs/worker-1.log").read_text() == "out of ['--lr', '0.1', '--workers', '7']\nto err\n"
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    """A run of EXIT that is over."""
+    folder = tmp_path_factory.mktemp("ended")
+    (folder / "train.py").write_text(EXIT)
+    run = Watched(folder / "run", folder / "train.py", "--lr", "0.1", "--workers", "7", workers=3)
+    run.code()
+    yield run
+    run.close()
 
 
-def test_a_script_runs_as_python_would_run_it(watch: Watch) -> None:
-    text = """
-import os, sys, __main__
-from pathlib import Path
-assert __name__ == "__main__" and __main__.__file__ == sys.argv[0] == __file__
-assert sys.path[0] == str(Path(__file__).resolve().parent), sys.path
-assert "" not in sys.path
-assert "PACELINE_JOB_BRIEF" not in os.environ
-sys.exit(0)
-"""
-    run = watch(text)
-    assert run.code() == 1
-    assert "nothing to train" in run.printed()
-    assert "raised" not in run.printed()
+def test_worker_0_is_on_the_console_and_everyone_in_a_log(ended: Watched) -> None:
+    assert "[0] out of ['--lr', '0.1', '--workers', '7']\n" in ended.printed()
+    assert "[0] to err\n" in ended.printed()
+    assert (ended.out / "logs/worker-1.log").read_text() == "out of ['--lr', '0.1', '--workers', '7']\nto err\n"
+
+
+def test_a_script_runs_as_python_would_run_it(ended: Watched) -> None:
+    assert "nothing to train" in ended.printed()
+    assert "raised" not in ended.printed()
 
 
 def test_a_script_that_never_prepares_is_told_so(watch: Watch) -> None:
@@ -110,9 +120,8 @@ def test_a_script_that_does_not_exist_is_bad_usage(watch: Watch, tmp_path: Path)
     run.close()
 
 
-def test_a_directory_holds_one_run(watch: Watch) -> None:
-    first = watch("import sys; sys.exit(0)")
-    assert first.code() == 1
+def test_a_directory_holds_one_run(watch: Watch, ended: Watched) -> None:
+    first = ended
     before = {path: path.read_bytes() for path in first.out.rglob("*") if path.is_file()}
     second = watch("print('never')", out=first.out)
     assert second.code_soon() == 2
@@ -140,7 +149,9 @@ def test_a_directory_that_may_not_be_written_is_a_failed_write_for_who_is_not_ro
     assert done.stderr == f"paceline: the run directory {tmp_path / 'closed' / out} cannot be written: Permission denied\n"
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGTERM, 143), (signal.SIGHUP, 143)]
+)
 def test_a_signal_ends_the_run_with_its_code(watch: Watch, number: int, code: int) -> None:
     run = watch(SLEEP)
     run.wait_until_printed("asleep")
@@ -150,7 +161,7 @@ def test_a_signal_ends_the_run_with_its_code(watch: Watch, number: int, code: in
     assert run.summary()["exit"] == code
 
 
-@pytest.mark.parametrize("delay_s", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("delay_s", [0.0, pytest.param(0.3, marks=pytest.mark.slow), 1.0])
 def test_ctrl_c_at_any_moment_of_the_start_is_obeyed(watch: Watch, delay_s: float) -> None:
     run = watch(SLEEP)
     run.wait_for(lambda: len(run.pids()) > 1)
@@ -185,11 +196,12 @@ time.sleep(600)
     assert run.code_soon() == 143
 
 
-def test_what_a_script_leaves_behind_ends_with_it(watch: Watch) -> None:
-    run = watch("import subprocess, sys\nsubprocess.Popen(['sleep', '600'])\nsys.exit(0)")
-    assert run.code() == 1
+def test_what_a_script_leaves_behind_ends_with_it(ended: Watched) -> None:
+    assert ended.process.returncode == 1
+    assert ended.pids() == []
 
 
+@pytest.mark.slow  # in a training, where it is harder: tests/engine/test_local_training.py
 @pytest.mark.parametrize(("part", "name"), [("coordinator_main", "coordinator"), ("server_main", "server 0")])
 def test_the_loss_of_what_all_need_ends_the_run(watch: Watch, part: str, name: str) -> None:
     run = watch(SLEEP)
@@ -212,6 +224,7 @@ def test_the_loss_of_the_last_worker_ends_the_run(watch: Watch) -> None:
     assert "the last one, was killed by SIGKILL" in run.printed()
 
 
+@pytest.mark.slow  # in a training, where it is harder: tests/engine/test_local_training.py
 def test_nothing_outlives_a_killed_supervisor(watch: Watch) -> None:
     run = watch(SLEEP)
     run.wait_until_printed("asleep")
@@ -261,8 +274,7 @@ def test_what_all_need_is_named_when_it_alone_is_interrupted(watch: Watch, part:
     assert "Traceback" not in run.printed()
 
 
-def test_scripts_that_all_exit_well_before_prepare_have_trained_nothing(watch: Watch) -> None:
-    run = watch("import sys\nsys.exit(0)", workers=3)
-    assert run.code() == 1
-    assert "the script ended in every worker before it called run.prepare(...), so there was nothing to train" in run.printed()
-    assert run.summary()["exit"] == 1
+def test_scripts_that_all_exit_well_before_prepare_have_trained_nothing(ended: Watched) -> None:
+    assert ended.process.returncode == 1
+    assert "the script ended in every worker before it called run.prepare(...), so there was nothing to train" in ended.printed()
+    assert ended.summary()["exit"] == 1

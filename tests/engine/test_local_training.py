@@ -81,7 +81,7 @@ def test_a_run_to_its_end_leaves_everything_in_its_directory(watch: Watch, pace:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("pace", ["sync", "async"])
+@pytest.mark.parametrize("pace", ["sync", pytest.param("async", marks=pytest.mark.slow)])
 def test_the_others_go_on_without_a_killed_worker(watch: Watch, pace: str) -> None:
     run = in_training(watch, script(epochs=8), pace=pace, workers=3)
     run.kill("worker_main worker 2")

@@ -94,7 +94,11 @@ def test_a_policy_that_flaps_is_obeyed_and_loses_nothing(chosen_by: str, watch: 
     ("function", "says"),
     [
         ("raises", "raised IndexError: tuple index out of range (line 9)"),
-        ("many", "chose a pace that cannot be: pace 'ksync:9' needs 9 different workers for an update, with 2 it must be 1 to 2"),
+        pytest.param(
+            "many",
+            "chose a pace that cannot be: pace 'ksync:9' needs 9 different workers for an update, with 2 it must be 1 to 2",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_policy_that_is_wrong_leaves_the_pace_and_is_told_once(function: str, says: str, watch: Watch, policies: Path) -> None:
