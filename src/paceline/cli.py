@@ -117,6 +117,10 @@ def run(script: _Script = None, /, *args: _Args, options: Options = NOTHING_GIVE
 
         loaded = loaded_of(resolved.settings.cluster)
         return VirtualRun(resolved, loaded, write_report).run(gradients=resolved.settings.gradients)
+    if resolved.settings.engine == "ray":
+        from paceline.engine.ray.ray_run import RayRun
+
+        return RayRun(resolved, write_report).run()
     from paceline.engine.local.supervisor import Supervisor
 
     return Supervisor(resolved, write_report).run()

@@ -72,7 +72,7 @@ class Resolved(msgspec.Struct, frozen=True):
 
     def warnings(self) -> list[str]:
         """What is allowed but probably not meant, a sentence each."""
-        return check_mode(self.settings.pace, self.settings.workers)
+        return check_mode(self.settings.pace, self.settings.least_workers)
 
 
 class _Given(NamedTuple):

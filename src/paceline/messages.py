@@ -14,13 +14,13 @@ from paceline.pace import Pace
 
 
 class Address(NamedTuple):
-    """Who a message is from or for: `role` is coordinator, worker, server, supervisor or advisor."""
+    """Who a message is from or for: `role` is coordinator, worker, server, supervisor, advisor or broker."""
 
     role: str
     id: int = 0
 
     def __str__(self) -> str:
-        return self.role if self.role in ("coordinator", "supervisor") else f"{self.role} {self.id}"
+        return self.role if self.role in ("coordinator", "supervisor", "broker") else f"{self.role} {self.id}"
 
 
 COORDINATOR = Address("coordinator")
@@ -577,6 +577,19 @@ class Listening(Message, frozen=True):
     port: int
 
 
+class Placed(Message, frozen=True):
+    """Ray has found room for the run, which begins with so many workers; `host` is this machine as others reach it."""
+
+    host: str
+    num_workers: int
+
+
+class Said(Message, frozen=True):
+    """What processes of the run have printed, as lines for the console."""
+
+    lines: tuple[str, ...]
+
+
 # --- coordinator <-> the user's own policy ---------------------------------------------------------------
 
 
@@ -613,7 +626,7 @@ CoordinatorToWorker = Welcome | Go | Draw | Plan | Grant | Start | EpochOver | M
 CoordinatorToServer = Serve | Accept | Fold | Factor | SetPace | Keep | Restore | Snapshot | Restate | Gone | Finish | Halt
 WorkerToServer = Attach | Pull
 ServerToWorker = Params | Linked | State | Halt
-ToSupervisor = Progress | Remark | Failed | Listening
+ToSupervisor = Progress | Remark | Failed | Listening | Placed | Said
 AboutPolicy = Loaded | Ask | Advice
 
 AnyMessage = (

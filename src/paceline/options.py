@@ -10,6 +10,7 @@ from cyclopts import Group, Parameter
 _HOW = Group("How to run", sort_key=1)
 _SAMPLES = Group("Samples and learning rate", sort_key=2)
 _TRY = Group("Trying things out", sort_key=3)
+_RAY = Group("With --engine ray", sort_key=4)
 
 
 def _option(group: Group, metavar: str, text: str) -> Parameter:
@@ -57,11 +58,17 @@ class Options:
     ] = None
     engine: Annotated[
         str | None,
-        _option(_TRY, "NAME", "local: processes of this machine; virtual: pretend to have a cluster. Default: local."),
+        _option(_TRY, "NAME", "local: processes of this machine; ray: actors; virtual: pretend to have a cluster. Default: local."),
     ] = None
     cluster: Annotated[
         str | None,
         _option(_TRY, "NAME|FILE", "The cluster of --engine virtual: spot, wan, ... or a TOML file. Default: even workers."),
+    ] = None
+    min_workers: Annotated[str | None, _option(_RAY, "N", "Workers that the run waits for before it begins. Default: --workers.")] = None
+    max_workers: Annotated[str | None, _option(_RAY, "N", "Workers that the run takes once there is room. Default: --workers.")] = None
+    address: Annotated[
+        str | None,
+        _option(_RAY, "HOST:PORT", "The Ray cluster; auto: one that runs here; local: one of the run's own. Default: auto, else local."),
     ] = None
     no_gradients: Annotated[bool, _option(_TRY, "", "With --engine virtual: only times, no training.")] = False
 

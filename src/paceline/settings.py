@@ -19,7 +19,7 @@ from paceline.pace import LrRule, Pace
 Leases = Literal["exact", "static"]
 Batch = Literal["per-worker", "global"]
 Shares = Literal["even", "speed"]
-Engine = Literal["local", "virtual", "torchrun"]
+Engine = Literal["local", "virtual", "torchrun", "ray"]
 
 MOST_PROCESSES = 1024
 MOST_SEED = 2**31 - 1
@@ -52,7 +52,8 @@ class Slow(msgspec.Struct, frozen=True):
 class Settings(msgspec.Struct, frozen=True):
     """What a run is told. `compute` names a file of recorded step times; `lr_rule` None follows the optimizer's class.
 
-    `cluster` is what the virtual engine pretends to be, which without `gradients` only counts.
+    `cluster` is what the virtual engine pretends to be, which without `gradients` only counts. `min_workers` and
+    `max_workers` bound an elastic run, `address` is its Ray cluster's.
     """
 
     workers: int
@@ -70,9 +71,22 @@ class Settings(msgspec.Struct, frozen=True):
     engine: Engine
     cluster: str | None
     gradients: bool
+    min_workers: int | None = None
+    max_workers: int | None = None
+    address: str | None = None
     config: str | None = None
     script: str = ""
     args: tuple[str, ...] = ()
+
+    @property
+    def least_workers(self) -> int:
+        """How few workers the run begins with."""
+        return self.workers if self.min_workers is None else self.min_workers
+
+    @property
+    def most_workers(self) -> int:
+        """How many workers there may be at a time; their numbers are below."""
+        return self.workers if self.max_workers is None else self.max_workers
 
     @property
     def cuts_samples(self) -> bool:
@@ -191,6 +205,16 @@ def recorded(value: object) -> str:
     return path_text(path)
 
 
+def ray_address(value: object) -> str:
+    """Where a Ray cluster is: `HOST:PORT`, `auto` for one that runs here, `local` for one of the run's own."""
+    text = str(value).strip()
+    host, colon, port = text.rpartition(":")
+    is_place = bool(host and colon) and re.fullmatch(r"[0-9]{1,5}", port) is not None and 0 < int(port) < 1 << 16 and "/" not in host
+    if text not in ("auto", "local") and not is_place:
+        raise ConfigError(f"{value!r} is not allowed, it must be HOST:PORT of a Ray cluster, auto or local")
+    return text
+
+
 FIELDS: dict[str, Field] = {
     "workers": Field("workers", lambda value: whole(value, least=1, most=MOST_PROCESSES)),
     "servers": Field("servers", lambda value: whole(value, least=1, most=MOST_PROCESSES)),
@@ -207,13 +231,19 @@ FIELDS: dict[str, Field] = {
     "engine": Field("engine", lambda value: choice(value, get_args(Engine))),
     "cluster": Field("cluster", path_text),
     "gradients": Field("gradients", lambda value: choice(value, _YES_OR_NO) == "yes", lambda value: _YES_OR_NO[not value]),
+    "min_workers": Field("min_workers", lambda value: whole(value, least=1, most=MOST_PROCESSES)),
+    "max_workers": Field("max_workers", lambda value: whole(value, least=1, most=MOST_PROCESSES)),
+    "address": Field("address", ray_address),
 }
 
 
 def check_together(settings: Settings) -> tuple[str, ConfigError] | None:
     """The first setting that does not go with the others, and why."""
+    elastic = _check_elastic(settings)
+    if elastic is not None:
+        return elastic
     try:
-        check_mode(settings.pace, settings.workers)
+        check_mode(settings.pace, settings.least_workers)
     except ConfigError as error:
         return "pace", error
     try:
@@ -227,8 +257,25 @@ def check_together(settings: Settings) -> tuple[str, ConfigError] | None:
     if settings.engine != "virtual" and not settings.gradients:
         return "gradients", ConfigError(f"leaving gradients out is not allowed with the engine {settings.engine}, it needs engine virtual")
     for slow in settings.slow:
-        if slow.worker >= settings.workers:
+        if slow.worker >= settings.most_workers:
             return "slow", ConfigError(
-                f"worker {slow.worker} does not exist, with {settings.workers} it must be 0 to {settings.workers - 1}"
+                f"worker {slow.worker} does not exist, with {settings.most_workers} it must be 0 to {settings.most_workers - 1}"
             )
+    return None
+
+
+def _check_elastic(settings: Settings) -> tuple[str, ConfigError] | None:
+    """What only the Ray engine has, and that its bounds hold the number of workers."""
+    for name in ("min_workers", "max_workers", "address"):
+        value = getattr(settings, name)
+        if value is not None and settings.engine != "ray":
+            return name, ConfigError(f"{value} is not allowed with the engine {settings.engine}, it needs engine ray")
+    if settings.least_workers > settings.workers:
+        return "min_workers", ConfigError(
+            f"{settings.least_workers} is not allowed, it must be at most the number of workers, {settings.workers}"
+        )
+    if settings.most_workers < settings.workers:
+        return "max_workers", ConfigError(
+            f"{settings.most_workers} is not allowed, it must be at least the number of workers, {settings.workers}"
+        )
     return None

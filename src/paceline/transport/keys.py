@@ -62,7 +62,7 @@ def write_key_file(path: Path, *, days: int = DEFAULT_DAYS) -> None:
     """Make a new key file. Raises ConfigError when there is a file at `path`, or none can be written."""
     if not 1 <= days <= 36500:
         raise ConfigError(f"a key is good for 1 to 36500 days, got {days}")
-    text = _new_key(datetime.now(UTC), days)
+    text = new_key(days=days)
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o600)
     except FileExistsError as error:
@@ -73,6 +73,11 @@ def write_key_file(path: Path, *, days: int = DEFAULT_DAYS) -> None:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
+
+
+def new_key(*, days: int = DEFAULT_DAYS) -> str:
+    """The text of a new key file."""
+    return _new_key(datetime.now(UTC), days)
 
 
 def read_key_file(path: Path) -> JobKey:

@@ -41,7 +41,7 @@ class Brief(msgspec.Struct, frozen=True):
     """What a child is told. `listener_fd` is the socket at which it is reached, -1 for a worker.
 
     Where processes speak over TCP, `host` is the address to listen at, and `coordinator` is where that one listens;
-    `coordinator_name` is its abstract socket if it is on this machine.
+    `coordinator_name` is its abstract socket if it is on this machine. `servers` are all of that for each server.
     """
 
     token: str
@@ -55,6 +55,7 @@ class Brief(msgspec.Struct, frozen=True):
     host: str = ""
     coordinator: tuple[str, int] | None = None
     coordinator_name: str = ""
+    servers: tuple[tuple[str, int, str], ...] = ()
 
     @property
     def me(self) -> Address:
@@ -77,10 +78,18 @@ class Started(NamedTuple):
     sock: socket.socket
 
 
-def start(brief: Brief, listener: socket.socket | None, arguments: Sequence[str] = (), modules: Mapping[str, str] = MODULES) -> Started:
+def start(
+    brief: Brief,
+    listener: socket.socket | None,
+    arguments: Sequence[str] = (),
+    modules: Mapping[str, str] = MODULES,
+    *,
+    environ: Mapping[str, str] = os.environ,
+    given_fds: Sequence[int] = (),
+) -> Started:
     """Start a child in a session of its own, as the module of its role; its output is one pipe.
 
-    `arguments` only show in a list of processes.
+    `arguments` only show in a list of processes. `given_fds` are handed over as they are.
     """
     ours, theirs = pair()
     listener_fd = -1 if listener is None else listener.fileno()
@@ -94,8 +103,8 @@ def start(brief: Brief, listener: socket.socket | None, arguments: Sequence[str]
             stderr=subprocess.STDOUT,
             bufsize=0,
             start_new_session=True,
-            pass_fds=[fd for fd in (theirs.fileno(), listener_fd, brief_fd) if fd >= 0],
-            env=environment_of(brief.role, brief.token, brief_fd, os.environ),
+            pass_fds=[fd for fd in (theirs.fileno(), listener_fd, brief_fd, *given_fds) if fd >= 0],
+            env=environment_of(brief.role, brief.token, brief_fd, environ),
         )
     except BaseException:
         ours.close()

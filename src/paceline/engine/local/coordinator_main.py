@@ -27,6 +27,7 @@ from paceline.messages import (
     Failed,
     Gone,
     Halt,
+    Hello,
     Load,
     Message,
     Plan,
@@ -169,6 +170,9 @@ class CoordinatorProcess:
         else:
             if attachments:
                 self._keeper.keep(message, attachments, sender)
+            if isinstance(message, Hello):
+                # another life of one that has left
+                self._left.discard(sender)
             self._enact(self._role.handle(sender, message, now_s), now_s)
             if isinstance(message, Bye):
                 self._left.add(sender)
@@ -279,7 +283,7 @@ class CoordinatorProcess:
 def expected(resolved: Resolved) -> frozenset[Address]:
     """Who connects to a coordinator."""
     settings = resolved.settings
-    sizes = {"worker": settings.workers, "server": settings.servers}
+    sizes = {"worker": settings.most_workers, "server": settings.servers}
     return frozenset(Address(role, number) for role, size in sizes.items() for number in range(size))
 
 

@@ -10,47 +10,32 @@ from paceline.errors import WriteError
 
 MAX_LOG_BYTES = 1 << 30
 MAX_LINE_BYTES = 1 << 16
-_READ_BYTES = 1 << 16
+READ_BYTES = 1 << 16
 
 
-class Output:
-    """The pipe of one child and the log file that it fills."""
+class Log:
+    """The log file of one process, filled with the bytes that it prints. Raises WriteError when it cannot be written."""
 
-    def __init__(self, pipe_fd: int, path: Path) -> None:
-        self.fd = pipe_fd
-        self.ended = self.dry = False
+    def __init__(self, path: Path) -> None:
         self._path = path
         self._room_bytes = MAX_LOG_BYTES
         self._partial = b""
-        os.set_blocking(pipe_fd, False)
         try:
-            self._log = path.open("wb", buffering=0)
+            self._file = path.open("wb", buffering=0)
         except OSError as error:
             raise self._unwritten(error) from error
 
-    def read(self) -> list[str]:
-        """What has come since, as whole lines; `dry`: nothing more for now, `ended`: nothing more at all. Raises WriteError."""
-        try:
-            data = os.read(self.fd, _READ_BYTES)
-        except BlockingIOError:
-            self.dry = True
-            return []
-        self.ended, self.dry = not data, False
+    def add(self, data: bytes, *, is_last: bool = False) -> list[str]:
+        """Write what has come; returns the lines that are whole now. `is_last`: nothing comes after it."""
         self._write(data)
         *lines, self._partial = (self._partial + data).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
-        if self._partial and (self.ended or len(self._partial) > MAX_LINE_BYTES):
+        if self._partial and (is_last or len(self._partial) > MAX_LINE_BYTES):
             lines.append(self._partial)
             self._partial = b""
         return [line.decode(errors="replace") for line in lines]
 
-    def drain(self, read: Callable[[], object]) -> None:
-        """`read` until there is nothing more: what the pipe still holds when nobody is left who could write."""
-        self.dry = False
-        while not (self.ended or self.dry):
-            read()
-
     def note(self, text: str) -> None:
-        """Add our own lines to the log."""
+        """Add our own lines."""
         self._write(text.encode(errors="replace"))
 
     def _write(self, data: bytes) -> None:
@@ -61,7 +46,7 @@ class Output:
         self._room_bytes -= len(data)
         try:
             while data:
-                data = data[self._log.write(data) :]
+                data = data[self._file.write(data) :]
         except OSError as error:
             # one failure ends the run; the rest of what is printed is read without being kept
             self._room_bytes = 0
@@ -71,5 +56,44 @@ class Output:
         return WriteError(f"{self._path} could not be written: {error.strerror or error}")
 
     def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class Output:
+    """The pipe of one child and the log file that it fills."""
+
+    def __init__(self, pipe_fd: int, path: Path) -> None:
+        self.fd = pipe_fd
+        self.ended = self.dry = False
+        os.set_blocking(pipe_fd, False)
+        self.log = Log(path)
+
+    def read(self) -> list[str]:
+        """What has come since, as whole lines; `dry`: nothing more for now, `ended`: nothing more at all. Raises WriteError."""
+        data = self.take()
+        return [] if self.dry else self.log.add(data, is_last=self.ended)
+
+    def take(self) -> bytes:
+        """What has come since, as it is, past the log."""
+        try:
+            data = os.read(self.fd, READ_BYTES)
+        except BlockingIOError:
+            self.dry = True
+            return b""
+        self.ended, self.dry = not data, False
+        return data
+
+    def drain(self, read: Callable[[], object]) -> None:
+        """`read` until there is nothing more: what the pipe still holds when nobody is left who could write."""
+        self.dry = False
+        while not (self.ended or self.dry):
+            read()
+
+    def note(self, text: str) -> None:
+        """Add our own lines to the log."""
+        self.log.note(text)
+
+    def close(self) -> None:
         """Close the log; the pipe belongs to the process."""
-        self._log.close()
+        self.log.close()

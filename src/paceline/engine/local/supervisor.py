@@ -24,6 +24,7 @@ from paceline.engine.local.run_dir import prepare_run_dir, settle_summary
 from paceline.engine.local.signals import noted_signals
 from paceline.errors import ExitCode, PeerLostError, WriteError
 from paceline.messages import COORDINATOR, SUPERVISOR, Bye, Failed, Gone, Halt, Message, Progress, Remark
+from paceline.ports import Delivery
 from paceline.roles.patience import LEAST_WAIT_S
 from paceline.transport.shm import SocketPort
 
@@ -91,13 +92,16 @@ class Supervisor:
         self._heard_s = monotonic()
         self._selector.register(self._port.fileno(), selectors.EVENT_READ, self._hear)
         for child in self._family.children.values():
-            self._selector.register(child.pidfd, selectors.EVENT_READ, lambda child=child: self._bury(child))
-            self._selector.register(child.output.fd, selectors.EVENT_READ, lambda child=child: self._read(child))
+            self._watch(child)
+
+    def _watch(self, child: Child) -> None:
+        self._selector.register(child.pidfd, selectors.EVENT_READ, lambda: self._bury(child))
+        self._selector.register(child.output.fd, selectors.EVENT_READ, lambda: self._read(child))
 
     def _turn(self) -> None:
         # the coordinator's end first: what follows from it is no failure of its own
-        first = self._family.children[COORDINATOR].pidfd
-        ready = sorted((key for key, _ in self._selector.select(TICK_S)), key=lambda key: key.fd != first)
+        first = self._family.children.get(COORDINATOR)
+        ready = sorted((key for key, _ in self._selector.select(TICK_S)), key=lambda key: first is None or key.fd != first.pidfd)
         for call in [*(key.data for key in ready), self._hear]:
             try:
                 call()
@@ -138,20 +142,23 @@ class Supervisor:
         while (delivery := self._port.receive(0.0)) is not None:
             if delivery.sender == COORDINATOR:
                 self._heard_s = monotonic()
-            match delivery.message:
-                case Progress() as progress:
-                    self._progress = progress
-                    self._screen.progress(progress, monotonic())
-                case Remark(sentence=sentence):
-                    self._screen.error(f"paceline: {sentence}")
-                case Failed() as failed:
-                    self._fail(failure_of(failed))
-                    child = self._family.children[delivery.sender]
-                    child.output.note(f"{failed.text}{failed.sentence}\n")
-                case Bye():
-                    self._family.children[delivery.sender].said_bye = True
-                case _:
-                    pass
+            self._take(delivery)
+
+    def _take(self, delivery: Delivery) -> None:
+        match delivery.message:
+            case Progress() as progress:
+                self._progress = progress
+                self._screen.progress(progress, monotonic())
+            case Remark(sentence=sentence):
+                self._screen.error(f"paceline: {sentence}")
+            case Failed() as failed:
+                self._fail(failure_of(failed))
+                child = self._family.children[delivery.sender]
+                child.output.note(f"{failed.text}{failed.sentence}\n")
+            case Bye():
+                self._family.children[delivery.sender].said_bye = True
+            case _:
+                pass
 
     def _fail(self, failure: Failure) -> None:
         """Something has gone wrong: the run ends, and the cause is told when everything is known."""
@@ -160,6 +167,10 @@ class Supervisor:
             self._departures.end()
             self._tell_coordinator(Halt(failure.code, failure.sentence))
             self._end_in_stages(GRACE_S)
+
+    def _coordinator_runs(self) -> bool:
+        coordinator = self._family.children.get(COORDINATOR)
+        return coordinator is not None and coordinator.runs
 
     def _tell_coordinator(self, message: Message) -> None:
         with suppress(PeerLostError):
@@ -183,7 +194,7 @@ class Supervisor:
         word = "interrupted" if code is ExitCode.INTERRUPTED else "terminated"
         already_ending = bool(self._failures)
         self._fail(Failure(SIGNALLED, code, f"{word} by {signal.Signals(number).name}"))
-        if already_ending or not self._family.children[COORDINATOR].runs:
+        if already_ending or not self._coordinator_runs():
             self._end_in_stages(0.0)
 
     # --- who has ended ------------------------------------------------------------------------------------
@@ -250,7 +261,7 @@ class Supervisor:
 
     def _check_waits(self, now_s: float) -> None:
         """The coordinator judges the others; this judges the coordinator."""
-        if self._stages or not self._family.children[COORDINATOR].runs:
+        if self._stages or not self._coordinator_runs():
             return
         ended_for_s = now_s - self._workers_ended_s if self._workers_ended_s is not None else 0.0
         if now_s - self._heard_s > self._patience_s:

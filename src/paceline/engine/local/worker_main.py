@@ -5,6 +5,7 @@ from __future__ import annotations
 import runpy
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -14,16 +15,18 @@ from paceline.engine.local.blame import failed_of
 from paceline.engine.local.child import Brief, begin, name_of
 from paceline.errors import ExitCode, PeerLostError, RunEnded
 from paceline.messages import COORDINATOR, SUPERVISOR, Address, Bye, Failed, Message
+from paceline.ports import Port
 from paceline.transport.shm import SocketPort
 
 
-def connect(brief: Brief, port: SocketPort) -> None:
-    """Reach the coordinator and every server; the link over these connections is this process's own from now on."""
+def connect(brief: Brief, port: SocketPort) -> Port:
+    """Reach the coordinator and every server, here over the port to the supervisor; the link is this process's own from now on."""
     settings = brief.resolved.settings
     for peer in (COORDINATOR, *(Address("server", shard) for shard in range(settings.servers))):
         port.connect(peer, name_of(brief.token, peer))
     member = Member(brief.id, brief.incarnation, settings.workers, settings.servers)
     install(Link(port, member, brief.resolved))
+    return port
 
 
 def run_script(script: str, arguments: tuple[str, ...]) -> None:
@@ -33,18 +36,26 @@ def run_script(script: str, arguments: tuple[str, ...]) -> None:
     runpy.run_path(script, run_name="__main__")
 
 
-class WorkerProcess:
-    """The script between its start and its report."""
+Connect = Callable[[Brief, SocketPort], Port]
 
-    def __init__(self, port: SocketPort, brief: Brief) -> None:
+
+class WorkerProcess:
+    """The script between its start and its report.
+
+    `connect` joins the processes of the run, given the port to whoever started this one; returns the port to the coordinator.
+    """
+
+    def __init__(self, port: SocketPort, brief: Brief, connect: Connect) -> None:
         self._port = port
         self._brief = brief
+        self._connect = connect
+        self._far: Port = port
         self._script = brief.resolved.settings.script
 
     def run(self) -> int:
         """Run the script and tell how it ended; returns the exit code."""
         try:
-            connect(self._brief, self._port)
+            self._far = self._connect(self._brief, self._port)
             run_script(self._script, self._brief.resolved.settings.args)
         except RunEnded as end:
             self._tell(SUPERVISOR, Bye())
@@ -83,17 +94,17 @@ class WorkerProcess:
 
     def _tell(self, who: Address, message: Message) -> None:
         with suppress(PeerLostError):
-            self._port.send(who, message)
+            (self._port if who == SUPERVISOR else self._far).send(who, message)
 
 
-def main() -> int:
+def run_worker(connect: Connect) -> int:
     """Run a worker. A KeyboardInterrupt goes through: Python then ends by SIGINT, which tells the supervisor what it was."""
     brief, port = begin()
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.excepthook = _excepthook
     try:
-        code = WorkerProcess(port, brief).run()
+        code = WorkerProcess(port, brief, connect).run()
         sys.stdout.flush()
     finally:
         port.close()
@@ -106,4 +117,4 @@ def _excepthook(kind: type[BaseException], error: BaseException, traceback: Trac
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_worker(connect))

@@ -1,4 +1,4 @@
-"""The coordinator's process where workers and servers are reached over TCP; rank 0 starts it and is its parent. No torch."""
+"""The coordinator's process where workers and servers are reached over TCP; rank 0 or `paceline run` is its parent. No torch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def main() -> int:
         return error.exit_code
     near.send(SUPERVISOR, Listening(*endpoint))
     port = Joint(near, far)
-    return conduct(port, lambda: RemoteCoordinator(port, brief.resolved, keeper=RemoteKeeper(), parent="the process of rank 0"))
+    parent = "the process of rank 0" if brief.resolved.settings.engine == "torchrun" else "the supervisor (`paceline run`)"
+    return conduct(port, lambda: RemoteCoordinator(port, brief.resolved, keeper=RemoteKeeper(), parent=parent))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A server's process for workers of every host; its own host's first worker starts it, and it ends with that one."""
+"""A server's process for workers of every host; it ends with the process that starts it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def main() -> int:
     assert brief.coordinator is not None
     try:
         far = TcpPort(brief.me, trust_at(brief.host, os.environ), silence_s=silence_of(os.environ))
-        workers = frozenset(Address("worker", number) for number in range(settings.workers))
+        workers = frozenset(Address("worker", number) for number in range(settings.most_workers))
         endpoint = far.listen(brief.host, 0, workers)
         if not listens_near(brief, near, workers):
             far.connect(COORDINATOR, Endpoint(*brief.coordinator), timeout_s=CONNECT_S)
