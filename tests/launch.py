@@ -23,7 +23,7 @@ def environment(**extra: str) -> dict[str, str]:
 def run_command(script: Path | str, *arguments: str, out: Path, **options: object) -> list[str]:
     """`paceline run` as a command; options by their long names (workers=2, pace="async"). Tests are in lockstep unless they say."""
     command = [sys.executable, "-m", "paceline", "run", "--out", str(out)]
-    given = {"pace": "sync", **options}
+    given = {"pace": "sync", **json.loads(os.environ.get("PARITY_OPTIONS", "{}")), **options}
     for name, value in given.items():
         command += [] if value is None else [f"--{name.replace('_', '-')}", str(value)]
     return [*command, str(script), *arguments]

@@ -45,6 +45,11 @@ class Raylets:
         """Another raylet."""
         return self._cluster.add_node(num_cpus=num_cpus, **self._of_each())
 
+    @staticmethod
+    def pid_of(node: Any) -> int:
+        """The process of a raylet."""
+        return int(node.all_processes["raylet"][0].process.pid)
+
     def kill(self, node: Any) -> None:
         """End a raylet as a machine ends that loses power."""
         self._cluster.remove_node(node, allow_graceful=False)

@@ -47,7 +47,22 @@ def test_a_virtual_cluster_has_the_size_that_it_says_unless_somebody_says_otherw
         ({"cluster": "spot"}, "--cluster: 'spot' is not allowed with the engine local, it needs engine virtual"),
         ({"gradients": "no"}, "--no-gradients: leaving gradients out is not allowed with the engine local, it needs engine virtual"),
         ({"gradients": "maybe"}, "--no-gradients: 'maybe' is not allowed, it must be yes or no"),
-        ({"engine": "slurm"}, "--engine: 'slurm' is not allowed, it must be local or virtual or torchrun"),
+        ({"engine": "slurm"}, "--engine: 'slurm' is not allowed, it must be local or virtual or torchrun or ray"),
+        ({"min_workers": 1}, "--min-workers: 1 is not allowed with the engine local, it needs engine ray"),
+        ({"address": "auto"}, "--address: auto is not allowed with the engine local, it needs engine ray"),
+        (
+            {"engine": "ray", "workers": 4, "min_workers": 5},
+            "--min-workers: 5 is not allowed, it must be at most the number of workers, 4",
+        ),
+        (
+            {"engine": "ray", "workers": 4, "max_workers": 3},
+            "--max-workers: 3 is not allowed, it must be at least the number of workers, 4",
+        ),
+        ({"engine": "ray", "max_workers": 0}, "--max-workers: 0 is not allowed, it must be a whole number from 1 to 1024"),
+        (
+            {"engine": "ray", "address": "ray://there:10001"},
+            "--address: 'ray://there:10001' is not allowed, it must be HOST:PORT of a Ray cluster, auto or local",
+        ),
     ],
 )
 def test_what_only_one_engine_can_do_is_refused_by_the_others(told: dict[str, Any], refusal: str) -> None:
@@ -121,6 +136,10 @@ def test_a_duration_has_a_unit_or_is_seconds(value: object, seconds: float) -> N
         ({"pace": "fast"}, "--pace: unknown pace 'fast', allowed: sync, "),
         ({"pace": 3}, "--pace: 3 is not allowed, it must be one of sync, "),
         ({"pace": "ksync:3"}, "--pace: pace 'ksync:3' needs 3 different workers for an update, with 2 it must be 1 to 2"),
+        (
+            {"pace": "ksync:3", "engine": "ray", "workers": 4, "min_workers": 2},
+            "--pace: pace 'ksync:3' needs 3 different workers for an update, with 2 it must be 1 to 2",
+        ),
         ({"pace": "ssp:-1"}, "--pace: pace 'ssp:-1': '-1' is not allowed, it must be a whole number from 0"),
         ({"leases": "loose"}, "--leases: 'loose' is not allowed, it must be exact or static"),
         ({"batch": "big"}, "--batch: 'big' is not allowed, it must be per-worker or global"),
@@ -271,7 +290,7 @@ def test_explain_has_a_row_for_every_setting_with_its_origin() -> None:
     assert ("workers", "2", DEFAULT) in rows
     assert [row[0] for row in rows] == [
         *("workers", "servers", "pace", "leases", "batch", "shares", "lr_rule", "out", "seed", "slow", "compute", "patience"),
-        *("engine", "cluster", "gradients", "config"),
+        *("engine", "cluster", "gradients", "min_workers", "max_workers", "address", "config"),
     ]
 
 

@@ -11,7 +11,7 @@ from paceline.engine.local.child import Brief
 from paceline.engine.local.worker_main import run_worker
 from paceline.engine.ray.key import let_go
 from paceline.engine.remote.joint import Joint
-from paceline.engine.remote.server_port import LANES
+from paceline.engine.remote.width import NARROW
 from paceline.engine.remote.worker_port import WorkerPort
 from paceline.engine.surroundings import Surroundings
 from paceline.engine.torchrun.place import CONNECT_S, connect_near, silence_of, trust_at
@@ -49,7 +49,7 @@ def connect(brief: Brief, _: SocketPort) -> Port:
         for peer, (host, number, name) in {COORDINATOR: (*brief.coordinator, brief.coordinator_name), **servers}.items():
             connect_near(near, peer, name)
             if peer not in near.peers:
-                reach(far, peer, Endpoint(host, number), lanes=LANES if peer.role == "server" else 0, deadline_s=deadline_s)
+                reach(far, peer, Endpoint(host, number), lanes=NARROW if peer.role == "server" else 0, deadline_s=deadline_s)
     except BaseException:
         port.close()
         raise
