@@ -27,7 +27,6 @@ from paceline.engine.torchrun.nursery import Nursery
 from paceline.errors import ExitCode, PacelineError, PeerLostError, RunEnded, WriteError
 from paceline.messages import COORDINATOR, Address, Bye, Failed
 from paceline.ports import Port
-from paceline.roles.patience import LEAST_WAIT_S
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 REASON = "reason.json"
@@ -101,8 +100,7 @@ class Ending:
             told = Bye() if self._failed is None else Failed(self._failed.code, self._failed.sentence)
             self._port.send(COORDINATOR, told)
         self._port.close()
-        patience_s = max(self._resolved.settings.patience_s, LEAST_WAIT_S)
-        self._nursery.await_end(patience_s, None if self._failed is None else GRACE_S)
+        self._nursery.await_end(None if self._failed is None else GRACE_S)
         code = self._tell()
         if code and (is_silent or self._failed is None):
             # Python would end with 0; what was printed goes out first

@@ -90,7 +90,8 @@ class Joining:
         if launch.rank == 0:
             self._decide(len(firsts))
         resolved = self._decided()
-        nursery = Nursery(Path(resolved.settings.out))
+        patience_s = max(resolved.settings.patience_s, LEAST_WAIT_S)
+        nursery = Nursery(Path(resolved.settings.out), patience_s)
         if launch.rank == 0:
             self._start(nursery, COORDINATOR, resolved, None)
         coordinator = self._where(COORDINATOR, 0)
@@ -98,7 +99,7 @@ class Joining:
             self._start(nursery, Address("server", firsts.index(launch.rank)), resolved, coordinator)
         servers = {Address("server", shard): self._where(Address("server", shard), rank) for shard, rank in enumerate(firsts)}
         port = self._connect({COORDINATOR: coordinator, **servers}, life)
-        worker_port = WorkerPort(port, timeout_s=max(resolved.settings.patience_s, LEAST_WAIT_S))
+        worker_port = WorkerPort(port, timeout_s=patience_s)
         link = Link(worker_port, Member(launch.rank, life, launch.world_size, len(firsts)), resolved, Launched(launch, board))
         nursery.watch()
         Ending(link, worker_port, nursery, self._write_report).watch()

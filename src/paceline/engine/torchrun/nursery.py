@@ -40,19 +40,21 @@ MODULES = {
 class Nursery:
     """Children by address, from `start` on; `watch` begins once all have been started.
 
-    `failures` are what they have reported, `progress` is the run as it was last told of.
+    `failures` are what they have reported, `progress` is the run as it was last told of. A coordinator that has not told of
+    it for `patience_s` is killed, since whoever shares memory with it has no heartbeat of it.
     """
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, patience_s: float) -> None:
         self.children: list[Child] = []
         self.failures: list[Failure] = []
         self.progress: Progress | None = None
         self._run_dir = run_dir
+        self._patience_s = patience_s
         self._token = token_hex(16)
         self._port = SocketPort(SUPERVISOR)
         self._selector = selectors.DefaultSelector()
         self._thread = threading.Thread(target=self._watch, name="paceline nursery", daemon=True)
-        self._heard_s = monotonic()
+        self._heard_s = self._judged_s = monotonic()
 
     # --- from the main thread -----------------------------------------------------------------------------
 
@@ -95,20 +97,15 @@ class Nursery:
         if self.children:
             self._thread.start()
 
-    def await_end(self, patience_s: float, grace_s: float | None) -> None:
-        """Until all children have ended; those that take longer than `grace_s`, or fall silent, are killed."""
+    def await_end(self, grace_s: float | None) -> None:
+        """Until all children have ended; those that take longer than `grace_s` are killed."""
         deadline_s = None if grace_s is None else monotonic() + grace_s
         while self._thread.is_alive():
             self._thread.join(TICK_S)
-            now_s = monotonic()
-            is_silent = self._coordinator_runs() and now_s - self._heard_s > patience_s
-            if is_silent or (deadline_s is not None and now_s > deadline_s):
-                if is_silent:
-                    sentence = f"waited {patience_s:g} s for the coordinator to report its progress"
-                    self.failures.append(Failure(0, ExitCode.DEADLINE_PASSED, sentence))
+            if deadline_s is not None and monotonic() > deadline_s:
                 for child in self.children:
                     child.signal(9)
-                self._thread.join(patience_s)
+                self._thread.join(self._patience_s)
                 return
 
     def outcome(self) -> Failure | None:
@@ -123,13 +120,10 @@ class Nursery:
         """Whether the coordinator was started here."""
         return any(child.who == COORDINATOR for child in self.children)
 
-    def _coordinator_runs(self) -> bool:
-        return any(child.who == COORDINATOR and child.runs for child in self.children)
-
     # --- the thread ---------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        self._heard_s = monotonic()
+        self._heard_s = self._judged_s = monotonic()
         self._selector.register(self._port.fileno(), selectors.EVENT_READ, self._hear)
         for child in self.children:
             self._selector.register(child.output.fd, selectors.EVENT_READ, lambda child=child: self._read(child))
@@ -137,6 +131,7 @@ class Nursery:
         while any(child.runs for child in self.children):
             for key, _ in self._selector.select(TICK_S):
                 key.data()
+            self._judge(monotonic())
         self._hear()
         for child in self.children:
             child.output.drain(partial(self._read, child))
@@ -152,6 +147,20 @@ class Nursery:
                     self.failures.append(failure_of(failed))
                 case _:
                     pass
+
+    def _judge(self, now_s: float) -> None:
+        if now_s - self._judged_s > self._patience_s / 2:
+            # this process was stopped itself, and has heard nobody
+            self._heard_s = now_s
+        self._judged_s = now_s
+        if now_s - self._heard_s <= self._patience_s:
+            return
+        for child in self.children:
+            if child.who == COORDINATOR and child.runs:
+                self._heard_s = now_s
+                sentence = f"waited {self._patience_s:g} s for the coordinator to report its progress"
+                self.failures.append(Failure(0, ExitCode.DEADLINE_PASSED, sentence))
+                child.signal(9)
 
     def _read(self, child: Child) -> None:
         with suppress(WriteError):
