@@ -25,7 +25,8 @@ class Ranks:
     """Processes with the environment that launchers agree on, `on_each` of them on each host; without `hosts` these are pretended.
 
     `same_host`: those of one host share memory (`memory`) or do not (`tcp`); `hosts`: those of the first host do, as if the
-    others were on another machine. `settings` are the run's, by their long names; `variables` are the launcher's own, by rank.
+    others were on another machine. `settings` are the run's, by their long names; `variables` are all that the
+    launcher sets, by rank, and `own` what each rank has besides; `folders` are where they are started.
     """
 
     def __init__(
@@ -37,12 +38,14 @@ class Ranks:
         hosts: Sequence[Host] = (),
         script: Path = SCRIPT,
         variables: Sequence[Mapping[str, str]] = (),
+        own: Sequence[Mapping[str, str]] = (),
+        folders: Sequence[Path] = (),
         same_host: str | None = None,
         **settings: str,
     ) -> None:
-        self.out, self._hosts, self._on_each = out, hosts, on_each
+        self.out, self._hosts, self._on_each, self._folders = out, hosts, on_each, folders
         self._command = [sys.executable, str(script), *arguments]
-        own = {f"PACELINE_{name.upper()}": value for name, value in {"pace": "sync", "out": str(out), **settings}.items()}
+        told = {f"PACELINE_{name.upper()}": value for name, value in {"pace": "sync", "out": str(out), **settings}.items()}
         # the namespaces of one machine look like one host to the engine
         same_host = same_host or ("hosts" if hosts else "memory")
         address, port = (hosts[0].address, PORT_THERE) if hosts else ("127.0.0.1", free_port())
@@ -50,8 +53,9 @@ class Ranks:
         agreed = [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank % on_each)} for rank in range(size)]
         self._environments = [
             environment(
-                **own,
+                **told,
                 **of_rank,
+                **(own[rank] if own else {}),
                 TORCHELASTIC_ERROR_FILE=f"{out}-error-{rank}.json",
                 PACELINE_SAME_HOST=("memory" if rank < on_each else "tcp") if same_host == "hosts" else same_host,
             )
@@ -64,6 +68,7 @@ class Ranks:
     def _start(self, rank: int) -> subprocess.Popen[Any]:
         with self._printed_at(rank).open("a") as output:
             options: dict[str, Any] = {"env": self._environments[rank], "stdout": output, "stderr": subprocess.STDOUT}
+            options["cwd"] = self._folders[rank] if self._folders else None
             if self._hosts:
                 return self._hosts[rank // self._on_each].popen(self._command, **options)
             return subprocess.Popen(self._command, **options)

@@ -122,13 +122,14 @@ def test_a_job_that_does_not_begin_says_whom_it_waits_for():
     )
 
 
-def test_a_model_that_differs_ends_the_job_and_says_where():
+@pytest.mark.parametrize(("host", "places"), [("a", ("", "")), ("b", (" on b", " on a"))])
+def test_a_model_that_differs_ends_the_job_and_says_where(host: str, places: tuple[str, str]):
     job = Coordinator(JobSettings(2, 1, parse_pace("sync")))
     other = msgspec.structs.replace(model_of(), parameters=(msgspec.structs.replace(model_of().parameters[0], shape=(65,)),))
-    job.handle(Address("worker", 0), Hello(0, 0, 1, "host", model_of()), 0.0)
-    end = job.handle(Address("worker", 1), Hello(1, 0, 1, "host", other), 0.0)[-1]
+    job.handle(Address("worker", 0), Hello(0, 0, 1, "a", model_of()), 0.0)
+    end = job.handle(Address("worker", 1), Hello(1, 0, 1, host, other), 0.0)[-1]
     assert end.code == 1
-    assert "worker 1's model is not that of worker 0: parameter w [64] float32" in end.sentence
+    assert f"worker 1's model{places[0]} is not that of worker 0{places[1]}: parameter w [64] float32" in end.sentence
 
 
 def test_the_scripts_pace_counts_only_when_nobody_chose_one():

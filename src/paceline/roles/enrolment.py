@@ -42,6 +42,7 @@ class Enrolment:
         self._servers: set[int] = set()
         self._serving: set[int] = set()
         self._missed: set[int] = set()
+        self._hosts: dict[int, str] = {}
         self._first = -1
         self._seeded = self._has_state = False
 
@@ -50,6 +51,7 @@ class Enrolment:
         worker = Worker(worker_id, hello.incarnation, hello.model)
         self.job.members.add(worker)
         self.job.accounts.of(worker_id)
+        self._hosts[worker_id] = hello.host
         if self.job.gauges is not None:
             self.job.gauges.joined(worker_id)
         if self.job.model is not None and not self._same_model(worker):
@@ -108,7 +110,9 @@ class Enrolment:
         assert model is not None
         difference = first_difference(model, worker.model)
         if difference:
-            self.job.end(1, f"worker {worker.id}'s model is not that of worker {self._first}: {difference}")
+            mine, theirs = self._hosts[worker.id], self._hosts[self._first]
+            my_place, their_place = ("", "") if mine == theirs else (f" on {mine}", f" on {theirs}")
+            self.job.end(1, f"worker {worker.id}'s model{my_place} is not that of worker {self._first}{their_place}: {difference}")
         return not difference
 
     def form(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import socket
 import ssl
 import stat
 from base64 import b64decode, b64encode
@@ -128,11 +129,18 @@ def _secret(text: str) -> bytes | None:
 
 def _check_date(path: Path, certificate: str) -> None:
     try:
-        until = x509.load_pem_x509_certificate(certificate.encode()).not_valid_after_utc
+        read = x509.load_pem_x509_certificate(certificate.encode())
+        since, until = read.not_valid_before_utc, read.not_valid_after_utc
     except ValueError as error:
         raise ConfigError(f"{path} holds a certificate that cannot be read: make a new key with `paceline keys new FILE`") from error
-    if until < datetime.now(UTC):
-        raise ConfigError(f"the key in {path} was good until {until:%Y-%m-%d}: make a new one with `paceline keys new FILE`")
+    now, host = datetime.now(UTC), socket.gethostname()
+    if until < now:
+        told = f"the key in {path} was good until {until:%Y-%m-%d}, and the clock of {host} says {now:%Y-%m-%d}"
+        raise ConfigError(f"{told}: make a new one with `paceline keys new FILE`, or set the clock")
+    if since > now:
+        raise ConfigError(
+            f"the key in {path} is good from {since:%Y-%m-%d %H:%M} UTC, and the clock of {host} says {now:%Y-%m-%d %H:%M}: set it"
+        )
 
 
 def _new_key(now: datetime, days: int) -> str:

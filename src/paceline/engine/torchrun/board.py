@@ -8,36 +8,86 @@ from __future__ import annotations
 
 import hmac
 import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
+from functools import partial
+from time import monotonic, sleep
+from typing import TypeVar
 
-from torch.distributed import DistNetworkError, DistStoreError, TCPStore
+import msgspec
+from torch.distributed import DistError, DistNetworkError, DistStoreError, TCPStore
 
 from paceline.engine.torchrun.launch import Launch
 from paceline.errors import ConfigError, DeadlineError, PeerLostError, ProtocolError
 from paceline.transport.trust import Trust
 
+T = TypeVar("T")
+
 START_S = 120.0
 """How long processes may take from their launch to `paceline.init()`: imports, and hosts that come up late."""
 _SIGNATURE_BYTES = 32
 MOST_NOTE_BYTES = 1 << 20
+ANSWER_S = 30.0
+"""How long the store may take for an answer, when there is one."""
+LOOK_S = 1.0
+"""How often whoever waits for a note looks whether somebody has trouble."""
+LINGER_S = 10.0
+"""How long a process that keeps the store stays for the others to hear of its trouble."""
+TROUBLE, MOST_TROUBLE = "trouble", 1000
+
+
+class Trouble(msgspec.Struct, frozen=True):
+    """What keeps a process from its run. It is not signed: a process without the key has trouble too."""
+
+    rank: int
+    host: str
+    sentence: str
+
+    def __str__(self) -> str:
+        host, sentence = ("".join(filter(str.isprintable, text[:MOST_TROUBLE])) for text in (self.host, self.sentence))
+        return f"rank {self.rank} on {host}: {sentence}"
+
+
+class TroubleElsewhere(ConfigError):
+    """Another process has said what keeps it from the run."""
 
 
 class Board:
-    """The notes of one attempt of a launch. `awaited` is what others are waited for to do, `open_s` how long for the store."""
+    """The notes of one attempt of a launch. `awaited` is what others are waited for to do, `open_s` how long for the store.
 
-    def __init__(self, launch: Launch, trust: Trust, *, awaited: str = "call paceline.init()", open_s: float = START_S) -> None:
+    Without `trust` it is for trouble only.
+    """
+
+    def __init__(self, launch: Launch, trust: Trust | None, *, awaited: str = "call paceline.init()", open_s: float = START_S) -> None:
         self._launch = launch
         self._awaited = awaited
-        self._secret = trust.secret
+        self._secret = trust.secret if trust is not None else b""
         self._prefix = f"paceline/{launch.attempt}/{launch.world_size}"
+        self._keeps_store = launch.rank == 0 and not launch.has_store
         self._store = _open_store(launch, open_s)
+
+    def _ask(self, act: Callable[[], T], timeout_s: float = ANSWER_S) -> T:
+        host, port = self._launch.address
+        try:
+            return answered(act, timeout_s)
+        except TimeoutError as error:
+            raise PeerLostError(f"rank {self._launch.rank} lost the store at {host}:{port}: {error}") from error
 
     def write(self, name: str, note: bytes) -> None:
         """Put a note up, in place of one of that name."""
-        self._store.set(f"{self._prefix}/{name}", self._sign(name, note) + note)  # pyright: ignore[reportArgumentType] - it takes bytes
+        self._put(f"{self._prefix}/{name}", self._sign(name, note) + note)
+
+    def _put(self, key: str, value: bytes) -> None:
+        self._ask(lambda: self._store.set(key, value))  # pyright: ignore[reportArgumentType] - it takes bytes
 
     def read(self, name: str, whose: str, timeout_s: float = START_S) -> bytes:
-        """The note `name` of `whose`. Raises DeadlineError when there is none in time, ProtocolError when it is not of this job."""
+        """The note `name` of `whose`.
+
+        Raises DeadlineError when there is none in time, TroubleElsewhere when somebody has said what keeps it from coming,
+        ProtocolError when the note is not of this job.
+        """
         note, is_ours = self.peek(name, whose, timeout_s)
         if not is_ours:
             raise ProtocolError(f"what {whose} has written into the store is not signed with this job's key: is it on every host?")
@@ -45,28 +95,90 @@ class Board:
 
     def peek(self, name: str, whose: str, timeout_s: float = START_S) -> tuple[bytes, bool]:
         """The same, and whether it is signed with this job's key: of one that is not, nothing may be believed."""
-        key = f"{self._prefix}/{name}"
+        key, until_s = f"{self._prefix}/{name}", monotonic() + timeout_s
         try:
-            self._store.wait([key], timedelta(seconds=timeout_s))
-            signed = self._store.get(key)
+            while not self._comes(key, min(LOOK_S, until_s - monotonic())):
+                self._check_trouble()
+                if monotonic() >= until_s:
+                    who = f"rank {self._launch.rank} waited {timeout_s:g} s for {whose}"
+                    raise DeadlineError(f"{who} to {self._awaited}, and it did not")
+            signed = self._ask(lambda: self._store.get(key))
         except DistNetworkError as error:
             host, port = self._launch.address
             raise PeerLostError(
                 f"rank {self._launch.rank} lost the store at {host}:{port}, while it waited for {whose}: {_short(error)}"
             ) from error
-        except DistStoreError as error:
-            who = f"rank {self._launch.rank} waited {timeout_s:g} s for {whose}"
-            raise DeadlineError(f"{who} to {self._awaited}, and it did not") from error
         note = signed[_SIGNATURE_BYTES:]
         is_ours = len(signed) <= MOST_NOTE_BYTES and hmac.compare_digest(signed[:_SIGNATURE_BYTES], self._sign(name, note))
         return note[:MOST_NOTE_BYTES], is_ours
 
     def count(self, name: str) -> int:
         """How often this was asked before."""
-        return int(self._store.add(f"{self._prefix}/{name}", 1)) - 1
+        return int(self._ask(lambda: self._store.add(f"{self._prefix}/{name}", 1))) - 1
+
+    def _comes(self, key: str, within_s: float) -> bool:
+        try:
+            within = timedelta(seconds=max(0.01, within_s))
+            self._ask(lambda: self._store.wait([key], within), within_s + ANSWER_S)
+        except DistNetworkError:
+            raise
+        except DistStoreError:
+            return False
+        return True
+
+    # --- trouble ------------------------------------------------------------------------------------------
+
+    def tell_trouble(self, sentence: str) -> None:
+        """Tell the others what keeps this process from the run, unless somebody has; whoever keeps the store stays until all have heard."""
+        key = f"{self._prefix}/{TROUBLE}"
+        with suppress(DistError, PeerLostError):
+            if self._is_there(key):
+                self.count(f"{TROUBLE}/heard")
+            else:
+                self._put(key, msgspec.json.encode(Trouble(self._launch.rank, socket.gethostname(), sentence)))
+            until_s = monotonic() + LINGER_S
+            while self._keeps_store and monotonic() < until_s and self._store.add(f"{key}/heard", 0) < self._launch.world_size - 1:
+                sleep(0.05)
+
+    def _is_there(self, key: str) -> bool:
+        return bool(self._ask(lambda: self._store.check([key])))
+
+    def _check_trouble(self) -> None:
+        key = f"{self._prefix}/{TROUBLE}"
+        if not self._is_there(key):
+            return
+        try:
+            trouble = msgspec.json.decode(self._ask(lambda: self._store.get(key))[:MOST_NOTE_BYTES], type=Trouble)
+        except msgspec.MsgspecError as error:
+            raise ProtocolError("somebody has written into the store what no process of a job writes") from error
+        raise TroubleElsewhere(str(trouble))
 
     def _sign(self, name: str, note: bytes) -> bytes:
         return hmac.digest(self._secret, b"paceline note\0" + f"{self._prefix}/{name}\0".encode() + note, "sha256")
+
+
+def answered(act: Callable[[], T], timeout_s: float) -> T:
+    """What `act` returns or raises, from a thread of its own: torch waits for ever for a store that takes a call and says nothing.
+
+    Raises TimeoutError.
+    """
+    results: list[T] = []
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            results.append(act())
+        except Exception as error:  # noqa: BLE001 - it is raised below
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="paceline store", daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    if errors:
+        raise errors[0]
+    if not results:
+        raise TimeoutError(f"what listens there has not answered within {timeout_s:g} s")
+    return results[0]
 
 
 def _short(error: Exception) -> str:
@@ -79,7 +191,8 @@ def _open_store(launch: Launch, open_s: float) -> TCPStore:
     timeout = timedelta(seconds=open_s)
     try:
         if launch.has_store or launch.rank:
-            return TCPStore(host, port, None, False, timeout, wait_for_workers=False)
+            reach = partial(TCPStore, host, port, None, False, timeout, wait_for_workers=False)
+            return answered(reach, open_s + ANSWER_S)
         return _serve_store(host, port, timeout)
     except (RuntimeError, OSError) as error:
         what = "open" if launch.rank == 0 and not launch.has_store else "reach"

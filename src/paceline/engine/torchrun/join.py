@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from paceline.engine.remote.width import NARROW
 from paceline.engine.remote.worker_port import WorkerPort
 from paceline.engine.surroundings import Surroundings
 from paceline.engine.torchrun.board import Board
+from paceline.engine.torchrun.companions import check_alike, companion_of, here
 from paceline.engine.torchrun.ending import Ending, plainly
 from paceline.engine.torchrun.launch import Launch, find_launch
 from paceline.engine.torchrun.nursery import Nursery
@@ -32,8 +34,11 @@ from paceline.messages import COORDINATOR, Address
 from paceline.roles.patience import LEAST_WAIT_S
 from paceline.transport.shm import SocketPort
 from paceline.transport.tcp import TcpPort
+from paceline.transport.trust import Trust
 
-SETTINGS, PLACE = "settings", "at"
+COMPANION, SETTINGS, PLACE = "companion", "settings", "at"
+TELL_S = 5.0
+"""How long a process that cannot come looks for the store, to tell the others why."""
 
 
 def launched(environ: Mapping[str, str], wishes: Mapping[str, object], write_report: Callable[[Path], Path]) -> Link | None:
@@ -48,17 +53,27 @@ def launched(environ: Mapping[str, str], wishes: Mapping[str, object], write_rep
         launch = find_launch(environ)
         if launch is None and chosen is not None:
             raise ConfigError("engine torchrun needs a launcher that sets RANK and WORLD_SIZE (torchrun, srun, mpirun), and none has")
-        return None if launch is None else Joining(launch, wishes, write_report).join()
+        return None if launch is None else joined(launch, wishes, write_report)
     except PacelineError:
         sys.excepthook = plainly(sys.excepthook)
         raise
 
 
-class Decided(msgspec.Struct, frozen=True):
-    """The settings that rank 0 has decided on, or why there are none."""
-
-    resolved: Resolved | None
-    error: str = ""
+def joined(launch: Launch, wishes: Mapping[str, object], write_report: Callable[[Path], Path]) -> Link:
+    """The link of this process; what keeps it from the run is told to the others, who wait for it."""
+    try:
+        place = host_of(launch, os.environ)
+        trust = trust_at(place, os.environ)
+    except PacelineError as error:
+        with suppress(ConfigError):
+            Board(launch, None, open_s=TELL_S).tell_trouble(str(error))
+        raise
+    board = Board(launch, trust)
+    try:
+        return Joining(launch, wishes, write_report, board, (place, trust)).join()
+    except PacelineError as error:
+        board.tell_trouble(str(error))
+        raise
 
 
 class Launched(Surroundings):
@@ -74,19 +89,21 @@ class Launched(Surroundings):
 class Joining:
     """The way of one process into the run of its launch."""
 
-    def __init__(self, launch: Launch, wishes: Mapping[str, object], write_report: Callable[[Path], Path]) -> None:
-        self._launch, self._wishes, self._write_report = launch, wishes, write_report
-        self._host = host_of(launch, os.environ)
-        self._trust = trust_at(self._host, os.environ)
+    def __init__(
+        self, launch: Launch, wishes: Mapping[str, object], write_report: Callable[[Path], Path], board: Board, at: tuple[str, Trust]
+    ) -> None:
+        self._launch, self._wishes, self._write_report, self._board = launch, wishes, write_report, board
+        self._host, self._trust = at
         self._silence_s = silence_of(os.environ)
-        self._board = Board(launch, self._trust)
 
     def join(self) -> Link:
         """Become a worker, whose link is this process's own from now on. Raises what keeps the run from beginning."""
         launch, board = self._launch, self._board
         life = board.count(f"life/{launch.rank}")
-        board.write(f"local/{launch.rank}", str(launch.local_rank).encode())
-        firsts = [rank for rank in range(launch.world_size) if self._local_rank_of(rank) == 0]
+        board.write(f"{COMPANION}/{launch.rank}", msgspec.json.encode(here(launch)))
+        companions = [companion_of(board.read(f"{COMPANION}/{rank}", f"rank {rank}"), rank) for rank in range(launch.world_size)]
+        check_alike(companions)
+        firsts = [companion.rank for companion in companions if companion.local_rank == 0]
         if launch.rank == 0:
             self._decide(len(firsts))
         resolved = self._decided()
@@ -109,26 +126,16 @@ class Joining:
     # --- what is decided once -----------------------------------------------------------------------------
 
     def _decide(self, num_hosts: int) -> None:
-        try:
-            resolved = settings_of(self._launch, self._wishes, num_hosts, os.environ)
-            prepare_run_dir(Path(resolved.settings.out), resolved)
-        except PacelineError as error:
-            self._board.write(SETTINGS, msgspec.json.encode(Decided(None, str(error))))
-            raise
+        resolved = settings_of(self._launch, self._wishes, num_hosts, os.environ)
+        prepare_run_dir(Path(resolved.settings.out), resolved)
         for sentence in (f"run directory: {resolved.settings.out}", *resolved.warnings()):
             sys.stderr.write(f"paceline: {sentence}\n")
-        self._board.write(SETTINGS, msgspec.json.encode(Decided(resolved)))
+        self._board.write(SETTINGS, msgspec.json.encode(resolved))
 
     def _decided(self) -> Resolved:
-        decided = msgspec.json.decode(self._board.read(SETTINGS, "rank 0"), type=Decided)
-        if decided.resolved is None:
-            raise ConfigError(f"rank 0: {decided.error}")
-        return decided.resolved
+        return msgspec.json.decode(self._board.read(SETTINGS, "rank 0"), type=Resolved)
 
     # --- who is where -------------------------------------------------------------------------------------
-
-    def _local_rank_of(self, rank: int) -> int:
-        return int(self._board.read(f"local/{rank}", f"rank {rank}"))
 
     def _start(self, nursery: Nursery, who: Address, resolved: Resolved, coordinator: Place | None) -> None:
         near = name_here(coordinator, os.environ) if coordinator is not None else ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import selectors
+import socket
 import sys
 import threading
 from collections.abc import Mapping
@@ -63,7 +64,7 @@ class Nursery:
         try:
             (self._run_dir / LOGS).mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise WriteError(f"the run directory {self._run_dir} cannot be written: {error.strerror}") from error
+            raise WriteError(f"the run directory {self._run_dir} cannot be written on {socket.gethostname()}: {error.strerror}") from error
         # the main thread starts it: the kernel ends a server with the thread that has
         with listener_at(self.name_of(brief.me)) as listener:
             started = start(brief, listener, (), modules)

@@ -1,0 +1,119 @@
+"""Before there is a run: who cannot be found, who has trouble, who is of another job or version; each told in one sentence."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import threading
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from launch import free_port
+from paceline.config import resolve
+from paceline.engine.local.child import Brief
+from paceline.engine.torchrun import board
+from paceline.engine.torchrun.board import Board, TroubleElsewhere
+from paceline.engine.torchrun.companions import Companion, check_alike, companion_of
+from paceline.engine.torchrun.launch import Launch
+from paceline.engine.torchrun.nursery import Nursery
+from paceline.engine.torchrun.place import host_of, silence_of
+from paceline.errors import ConfigError, DeadlineError, ProtocolError, WriteError
+from paceline.transport.keys import _new_key, read_key_file, write_key_file
+from paceline.transport.trust import Trust
+
+HERE = socket.gethostname()
+
+
+def launch(rank: int, port: int, host: str = "127.0.0.1") -> Launch:
+    return Launch("a launcher", "it says so", rank, 2, 0, (host, port))
+
+
+@pytest.fixture
+def two() -> tuple[Board, Board]:
+    port = free_port()
+    first = Board(launch(0, port), Trust())
+    return first, Board(launch(1, port), Trust(), open_s=10.0)
+
+
+def test_a_note_that_never_comes_is_waited_for_with_a_deadline(two: tuple[Board, Board]) -> None:
+    with pytest.raises(DeadlineError, match=r"^rank 1 waited 0.2 s for rank 0 to call paceline.init\(\), and it did not$"):
+        two[1].read("settings", "rank 0", timeout_s=0.2)
+
+
+def test_trouble_is_heard_by_whoever_waits_and_then_by_the_one_that_keeps_the_store(two: tuple[Board, Board]) -> None:
+    first, second = two
+    teller = threading.Thread(target=first.tell_trouble, args=("no key\x1b[2J",))
+    teller.start()
+    with pytest.raises(TroubleElsewhere, match=rf"^rank 0 on {HERE}: no key\[2J$") as told:
+        second.read("settings", "rank 0", timeout_s=10.0)
+    assert teller.is_alive()
+    second.tell_trouble(str(told.value))
+    teller.join(5.0)
+    assert not teller.is_alive()
+
+
+def test_a_host_with_another_key_is_named(two: tuple[Board, Board], tmp_path: Path) -> None:
+    key = tmp_path / "job.key"
+    write_key_file(key)
+    port = two[0]._launch.address[1]
+    Board(launch(1, port), Trust(read_key_file(key))).write("companion/1", b"{}")
+    with pytest.raises(ProtocolError, match="what rank 1 has written into the store is not signed with this job's key"):
+        two[0].read("companion/1", "rank 1")
+
+
+def test_a_port_in_use_and_one_where_nobody_or_somebody_else_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(board, "ANSWER_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        told = rf"^rank 0 cannot open the store at 127.0.0.1:{port} \(MASTER_ADDR and MASTER_PORT\): {os.strerror(errno.EADDRINUSE)}"
+        with pytest.raises(ConfigError, match=told):
+            Board(launch(0, port), Trust())
+        with pytest.raises(ConfigError, match=f"^rank 1 cannot reach the store at 127.0.0.1:{port} .* has not answered within 1.2 s"):
+            Board(launch(1, port), Trust(), open_s=1.0)
+    port = free_port()
+    with pytest.raises(ConfigError, match=f"^rank 1 cannot reach the store at 127.0.0.1:{port} "):
+        Board(launch(1, port), Trust(), open_s=1.0)
+
+
+def test_a_master_that_no_name_server_knows() -> None:
+    told = rf"^MASTER_ADDR nowhere.invalid cannot be reached from {HERE}: .*; set PACELINE_HOST to this host's own address$"
+    with pytest.raises(ConfigError, match=told):
+        host_of(launch(1, 1, "nowhere.invalid"), {})
+
+
+def test_hosts_with_other_versions_are_named() -> None:
+    first = Companion(0, 0, "a", "0.1.0", "2.13.0+cpu")
+    check_alike([first, Companion(1, 0, "b", "0.1.0", "2.13.0+cu128")])
+    with pytest.raises(ConfigError, match=r"^rank 1 on b has torch 2.9.1, and rank 0 on a has 2.13.0\+cpu: install the same version"):
+        check_alike([first, Companion(1, 0, "b", "0.1.0", "2.9.1")])
+    with pytest.raises(ConfigError, match=r"^rank 1 on b has Paceline 0.2.0, and rank 0 on a has 0.1.0: install the same version"):
+        check_alike([first, Companion(1, 0, "b", "0.2.0", "2.13.0")])
+    with pytest.raises(ProtocolError, match=r"^rank 1 describes itself as another version of Paceline does"):
+        companion_of(b'{"rank": 1}', 1)
+
+
+def test_a_clock_that_is_before_or_after_the_keys_time_is_named_with_its_host(tmp_path: Path) -> None:
+    for days, told in ((3, f"is good from .* and the clock of {HERE} says"), (-400, f"was good until .* and the clock of {HERE} says")):
+        key = tmp_path / f"{days}.key"
+        key.write_text(_new_key(datetime.now(UTC) + timedelta(days=days), 365))
+        key.chmod(0o600)
+        with pytest.raises(ConfigError, match=told):
+            read_key_file(key)
+
+
+def test_a_run_directory_that_cannot_be_made_is_named_with_its_host(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    out = tmp_path / "file" / "run"
+    brief = Brief("", "server", 0, 0, 0, -1, -1, resolve(cores=1, stamp="now"))
+    with pytest.raises(WriteError, match=f"the run directory {out} cannot be written on {HERE}: "):
+        Nursery(out, 30.0).start(brief)
+
+
+@pytest.mark.parametrize("given", ["500ms", "2h", "soon"])
+def test_a_silence_that_is_not_allowed(given: str) -> None:
+    assert silence_of({"PACELINE_SILENCE": " 2m "}) == 120.0
+    with pytest.raises(ConfigError, match=f"^PACELINE_SILENCE: '{given}' is not "):
+        silence_of({"PACELINE_SILENCE": given})
