@@ -50,7 +50,7 @@ class Member(NamedTuple):
 class Link:
     """A worker's access to the run: `resolved` are its settings, `joined` tells whether it has asked to be a member.
 
-    `has_run`: its script has asked for its run already.
+    `has_run`: its script has asked for its run already. `on_written` is to hear of gradients while they are made.
 
     Not for use by two threads.
     """
@@ -60,6 +60,7 @@ class Link:
         self.resolved = resolved
         self.surroundings = surroundings or Surroundings()
         self.joined = self.has_run = False
+        self.on_written: Callable[[int, int], None] | None = None
         self._port = port
         self._patience_s = max(resolved.settings.patience_s, LEAST_WAIT_S)
         self._owing: set[Address] = set()

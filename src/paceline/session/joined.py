@@ -94,6 +94,8 @@ class Joined(Run):
         shared = torch.frombuffer(link.map(arena, parameter_arena_bytes(layout)[1]), dtype=torch.uint8)
         own = link.share("arena", arena_map(layout).size_bytes)
         replica = Replica(model, optimizer, spec, torch.frombuffer(own.memory, dtype=torch.uint8), shared)
+        if link.on_written is not None:
+            replica.tell_of_gradients(link.on_written)
         if welcome.first:
             state = replica.seed()
             link.drive(role.seed(state is not None, () if state is None else (state,)))

@@ -16,10 +16,10 @@ from threading import Thread
 
 from paceline.errors import ProtocolError
 from paceline.transport.arrivals import Arrivals
-from paceline.transport.departures import Departures
+from paceline.transport.departures import Departures, Leaving
 from paceline.transport.piece import Piece, pack_piece, unpack_piece
 from paceline.transport.stream import STALLED, Line, bound
-from paceline.transport.wire import HEADER_BYTES, MOST_BYTES, Frame, FrameReader, FrameWriter, Kind
+from paceline.transport.wire import HEADER_BYTES, MOST_BYTES, PIECE_BYTES, Frame, FrameReader, FrameWriter, Kind
 
 _KEY = struct.Struct("<Q")
 _TLS_BYTES = 1 << 20
@@ -109,6 +109,7 @@ class Sender(Carrier):
         self._departures = departures
         self._waker = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._answer = bytearray(HEADER_BYTES + _KEY.size)
+        self._copy = bytearray()
         departures.attach(self._waker)
 
     def move(self) -> None:
@@ -117,19 +118,28 @@ class Sender(Carrier):
         poll.register(self.sock.fileno(), select.POLLIN)
         poll.register(self._waker, select.POLLIN)
         while True:
-            task = self._departures.next_piece()
-            if task is not None:
-                self._send(*task)
-            for fd, _ in poll.poll(0 if task is not None else None):
+            leaving = self._departures.next_piece()
+            if leaving is not None:
+                self._send(leaving)
+            for fd, _ in poll.poll(0 if leaving is not None else None):
                 if fd == self._waker:
                     os.eventfd_read(self._waker)
                 else:
                     self._hear()
 
-    def _send(self, piece: Piece, data: memoryview) -> None:
-        place = pack_piece(piece)
+    def _send(self, leaving: Leaving) -> None:
+        data = self._settled(leaving.data) if leaving.may_change else leaving.data
+        place = pack_piece(leaving.piece)
         head = self._writer.header(Kind.PLACE, self.generation(), place) + place
         self._write(head + self._writer.header(Kind.PIECE, self.generation(), data), data)
+
+    def _settled(self, data: memoryview) -> memoryview:
+        """A copy: what leaves must be what was sealed."""
+        if len(self._copy) < len(data):
+            self._copy = bytearray(PIECE_BYTES)
+        copy = memoryview(self._copy)[: len(data)]
+        copy[:] = data
+        return copy
 
     def _hear(self) -> None:
         answer = memoryview(self._answer)

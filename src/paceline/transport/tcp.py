@@ -216,6 +216,10 @@ class TcpPort:
         departure.release(spec.size_bytes if released_bytes is None else released_bytes)
         return departure
 
+    def guess(self, to: Address, key: int, spec: Spec, data: memoryview) -> Departure:
+        """Begin to send a tensor that `to` expects, of which nothing is released, and what is may still change: see `Departure`."""
+        return self._peer(to).departures.start(key, spec, data, is_guess=True)
+
     # --- ends -----------------------------------------------------------------------------------------------------
 
     def close(self, *, flush_s: float = 1.0) -> None:

@@ -74,6 +74,10 @@ class Joint:
         """See `TcpPort.start`."""
         return self._far.start(to, key, spec, data, released_bytes=released_bytes)
 
+    def guess(self, to: Address, key: int, spec: Spec, data: memoryview) -> Departure:
+        """See `TcpPort.guess`."""
+        return self._far.guess(to, key, spec, data)
+
     def widen(self, peer: Address, *, lanes: int) -> None:
         """See `TcpPort.widen`."""
         self._far.widen(peer, lanes=lanes)

@@ -22,6 +22,10 @@ class Reach(Port, Protocol):
         """Name the place where tensor `key` of a peer is to land."""
         ...
 
+    def guess(self, to: Address, key: int, spec: Spec, data: memoryview) -> Departure:
+        """Begin to send a tensor that `to` expects, piece by piece, while it may still change."""
+        ...
+
     def widen(self, peer: Address, *, lanes: int) -> None:
         """Have so many lanes for tensors each way with a peer that was connected to from here."""
         ...

@@ -11,11 +11,12 @@ import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
 from paceline.engine.remote.parts import Parts, bytes_spec, filled
 from paceline.engine.remote.reach import Reach
 from paceline.engine.remote.width import WIDE
-from paceline.engine.remote.worker_port import DOWN_KEYS, UP_KEYS
+from paceline.engine.remote.worker_port import AGAIN, DOWN_KEYS, UP_KEYS
 from paceline.errors import PeerLostError, ProtocolError
 from paceline.messages import Address, Attach, Finished, Linked, Message, Params, Pull, Serve
 from paceline.ports import Delivery
@@ -28,6 +29,13 @@ NUM_AHEAD = WIDE + 2
 are free whenever a worker is told to go on, and it takes one before it is told again."""
 
 
+class Step(NamedTuple):
+    """Where the gradient of a step is to land, with what goes beside it, and once more if it was sent ahead and has changed."""
+
+    parts: tuple[Arrival, ...]
+    again: Arrival
+
+
 class Guest:
     """A worker's arena on this side, and how far its steps and pulls have come."""
 
@@ -36,7 +44,7 @@ class Guest:
         self.next_step = 0
         self.num_pulls = 0
         self.wants_buffers = False
-        self.coming: list[Arrival] = []
+        self.coming: deque[Step] = deque()
         self.stream: Departure | None = None
 
 
@@ -154,13 +162,15 @@ class ServerPort:
         return self._parts, guest
 
     def _expect(self, worker: Address) -> None:
-        """Name the places of the steps to come."""
+        """Name the places of the steps to come. The worker waits for this server now, so it sends nothing of a step again."""
         parts, guest = self._known(worker)
-        guest.coming = [arrival for arrival in guest.coming if not arrival.is_complete]
-        while len(guest.coming) < NUM_AHEAD * len(parts.gradient(0, self._shard)):
-            for number, place in enumerate(parts.gradient(guest.next_step % 2, self._shard)):
-                data = guest.arena[place]
-                guest.coming.append(self._port.expect(worker, UP_KEYS * guest.next_step + number, bytes_spec(data), data))
+        while guest.coming and all(arrival.is_complete for arrival in guest.coming[0].parts):
+            guest.coming.popleft().again.withdraw()
+        while len(guest.coming) < NUM_AHEAD and parts.gradient(0, self._shard):
+            first = UP_KEYS * guest.next_step
+            data = [guest.arena[place] for place in parts.gradient(guest.next_step % 2, self._shard)]
+            own = [self._port.expect(worker, first + number, bytes_spec(place), place) for number, place in enumerate(data)]
+            guest.coming.append(Step(tuple(own), self._port.expect(worker, first + AGAIN, bytes_spec(data[0]), data[0])))
             guest.next_step += 1
 
     def _start(self, worker: Address) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from time import monotonic
 
+from paceline.engine.remote.ahead import Ahead
 from paceline.engine.remote.parts import Parts, bytes_spec, filled
 from paceline.engine.remote.reach import Reach
 from paceline.engine.remote.width import WIDE, Width
@@ -19,9 +20,10 @@ from paceline.messages import COORDINATOR, Address, Attach, Hello, Linked, Messa
 from paceline.ports import Delivery
 from paceline.transport import memory
 from paceline.transport.arrivals import Arrival
+from paceline.transport.departures import Departure
 
-UP_KEYS, DOWN_KEYS = 2, 4
-"""Tensors have numbers that both ends count: of a step so many, of a pull so many."""
+UP_KEYS, DOWN_KEYS, AGAIN = 3, 4, 2
+"""Tensors have numbers that both ends count: of a step so many, of a pull so many. A gradient is number 0, and once more AGAIN."""
 
 
 class WorkerPort:
@@ -40,6 +42,9 @@ class WorkerPort:
         self._in_place = False
         self._sources: dict[Address, memoryview] = {}
         self._asked: dict[Address, Pull] = {}
+        self._ahead: Ahead | None = None
+        self._sends_ahead = True
+        self._step = 0
         self._widths: dict[Address, Width] = {}
         self._num_pulls: dict[Address, int] = {}
         self._coming: dict[Address, list[Arrival]] = {}
@@ -134,15 +139,51 @@ class WorkerPort:
             raise ProtocolError("a worker that was not welcomed exchanges tensors")
         return self._parts
 
+    def written(self, first: int, past: int) -> None:
+        """What a backward pass has written may leave for the servers; see `Gradients.on_written` and `Ahead`."""
+        if not self._sends_ahead or self._parts is None:
+            return
+        if self._ahead is None:
+            # what leaves ahead tells nothing of how fast a link is, so that is learned first
+            known = [server.id for server in self._far() if server in self._widths and self._widths[server].is_settled]
+            self._ahead = Ahead({shard: self._parts.shared(shard) for shard in known}, self._begin)
+        self._ahead.written(first, past)
+
+    def _begin(self, shard: int) -> Departure:
+        data = self._arena[self._known().gradient(self._step % 2, shard)[0]]
+        return self._port.guess(Address("server", shard), UP_KEYS * self._step, bytes_spec(data), data)
+
+    def _far(self) -> list[Address]:
+        """The servers that tensors are sent to."""
+        servers = [Address("server", shard) for shard in range(self._known().num_shards)]
+        return [server for server in servers if not self._port.is_near(server)]
+
     def _push(self, step: int, buffer: int) -> None:
-        """Send a gradient; returns when every server has all of it."""
-        parts = self._known()
-        departures = [
-            (server, self._port.start(server, UP_KEYS * step + number, bytes_spec(data), data))
-            for server in (Address("server", shard) for shard in range(parts.num_shards))
-            if not self._port.is_near(server)
-            for number, data in enumerate(self._arena[place] for place in parts.gradient(buffer, server.id))
-        ]
+        """Send a gradient, or what has not left of it; returns when every server has all of it."""
+        parts, ahead = self._known(), self._ahead
+        begun = ahead.departures if ahead is not None else {}
+        is_missed = ahead is not None and ahead.is_missed
+        self._ahead, self._step = None, step + 1
+        departures: list[tuple[Address, Departure]] = []
+        for server in self._far():
+            for number, place in enumerate(parts.gradient(buffer, server.id)):
+                data = self._arena[place]
+                if number == 0 and server.id in begun:
+                    begun[server.id].is_guess = is_missed
+                    begun[server.id].release(len(data))
+                else:
+                    departures.append((server, self._port.start(server, UP_KEYS * step + number, bytes_spec(data), data)))
+        self._await(departures)
+        for departure in begun.values():
+            departure.wait(self._timeout_s)
+        if is_missed:
+            self._sends_ahead = False
+            places = {Address("server", shard): self._arena[parts.gradient(buffer, shard)[0]] for shard in begun}
+            again = UP_KEYS * step + AGAIN
+            self._await([(server, self._port.start(server, again, bytes_spec(data), data)) for server, data in places.items()])
+
+    def _await(self, departures: list[tuple[Address, Departure]]) -> None:
+        """Until all of them are in place, which tells how fast a link is."""
         start_s = monotonic()
         for server, departure in departures:
             departure.wait(self._timeout_s)

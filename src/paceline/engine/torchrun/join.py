@@ -118,6 +118,7 @@ class Joining:
         port = self._connect({COORDINATOR: coordinator, **servers}, life)
         worker_port = WorkerPort(port, timeout_s=patience_s)
         link = Link(worker_port, Member(launch.rank, life, launch.world_size, len(firsts)), resolved, Launched(launch, board))
+        link.on_written = worker_port.written
         nursery.watch()
         Ending(link, worker_port, nursery, self._write_report).watch()
         install(link)
