@@ -55,7 +55,9 @@ def connect(brief: Brief, _: SocketPort) -> Port:
         raise
     worker_port = WorkerPort(port, timeout_s=max(settings.patience_s, LEAST_WAIT_S))
     member = Member(brief.id, brief.incarnation, settings.workers, len(brief.servers))
-    install(Link(worker_port, member, brief.resolved, InActor()))
+    link = Link(worker_port, member, brief.resolved, InActor())
+    link.on_written = worker_port.written
+    install(link)
     return worker_port
 
 
