@@ -12,6 +12,7 @@ from time import perf_counter
 
 import msgspec
 
+from paceline.errors import ConfigError
 from paceline.plan.speed import PATIENCE_S, ask, receive, reply, send
 
 COPY_BYTES = 64 * 2**20
@@ -33,16 +34,19 @@ class Machine(msgspec.Struct, frozen=True):
 
 
 def measure_machine() -> Machine:
-    """Measure for a second or two."""
+    """Measure for a second or two. Raises ConfigError when this machine has no loopback."""
     unix, tcp = unix_pair, tcp_pair
-    return Machine(
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-        memory_bytes_per_s=_copying(),
-        unix_bytes_per_s=_streaming(unix),
-        tcp_bytes_per_s=_streaming(tcp),
-        unix_answer_s=_answering(unix),
-        tcp_answer_s=_answering(tcp),
-    )
+    try:
+        return Machine(
+            cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+            memory_bytes_per_s=_copying(),
+            unix_bytes_per_s=_streaming(unix),
+            tcp_bytes_per_s=_streaming(tcp),
+            unix_answer_s=_answering(unix),
+            tcp_answer_s=_answering(tcp),
+        )
+    except OSError as error:
+        raise ConfigError(f"{socket.gethostname()} cannot be measured: {error.strerror or error}") from error
 
 
 Pair = tuple[socket.socket, socket.socket]

@@ -76,11 +76,15 @@ class Board:
             raise PeerLostError(f"rank {self._launch.rank} lost the store at {host}:{port}: {error}") from error
 
     def write(self, name: str, note: bytes) -> None:
-        """Put a note up, in place of one of that name."""
+        """Put a note up, in place of one of that name. Raises PeerLostError when the store is gone."""
         self._put(f"{self._prefix}/{name}", self._sign(name, note) + note)
 
     def _put(self, key: str, value: bytes) -> None:
-        self._ask(lambda: self._store.set(key, value))  # pyright: ignore[reportArgumentType] - it takes bytes
+        try:
+            self._ask(lambda: self._store.set(key, value))  # pyright: ignore[reportArgumentType] - it takes bytes
+        except DistNetworkError as error:
+            host, port = self._launch.address
+            raise PeerLostError(f"rank {self._launch.rank} lost the store at {host}:{port}: {_short(error)}") from error
 
     def read(self, name: str, whose: str, timeout_s: float = START_S) -> bytes:
         """The note `name` of `whose`.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import count
 from time import monotonic
 
@@ -15,7 +16,7 @@ import msgspec
 
 from paceline.engine.torchrun.board import Board
 from paceline.engine.torchrun.launch import Launch
-from paceline.errors import DeadlineError, PacelineError, ProtocolError
+from paceline.errors import DeadlineError, PacelineError, PeerLostError, ProtocolError
 from paceline.plan.doctor.advice import advice_for
 from paceline.plan.doctor.doors import Doors
 from paceline.plan.doctor.facts import Facts
@@ -230,7 +231,8 @@ class Checkup:
             timeout_s = self._patience_s + ROUND_S * (2 + num_rounds(self._launch.world_size))
             note, is_ours = self._board.peek("verdict", "rank 0", timeout_s)
         finally:
-            self._board.write(f"bye/{rank}", b"")
+            with suppress(PeerLostError):
+                self._board.write(f"bye/{rank}", b"")
         if not is_ours:
             raise PacelineError(f"rank {rank} does not have the key of rank 0: PACELINE_KEY_FILE must name the same key on every host")
         if not msgspec.json.decode(note, type=Verdict).is_well:

@@ -76,7 +76,7 @@ def facts_here(environ: Mapping[str, str], out: Path, launch: Launch | None) -> 
     memory_bytes, available_bytes = _memory()
     return Facts(
         name=socket.gethostname(),
-        system=f"{platform.system()} {platform.release()} {platform.machine()}",
+        system=f"{platform.system()} {platform.machine()}",
         python=platform.python_version(),
         torch=_version("torch"),
         paceline=_version("paceline"),
