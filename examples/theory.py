@@ -9,12 +9,9 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
@@ -28,6 +25,7 @@ from paceline.engine.virtual.trainee import workload
 from paceline.pace import parse_pace
 from paceline.roles.effects import JobSettings
 from panels import Panel, Point, Series, write_panels
+from trials import Trial, summaries, table
 
 HERE = Path(__file__).parent
 LEARNERS, BATCH = 30, 4
@@ -65,7 +63,6 @@ PUBLISHED = {
     "unmodified": ("0.018 to 0.024", "0.020 to 0.024", "0.638 to 0.888", "0.770 to 0.908"),
     "staleness": ("0.016 to 0.024",) * 4,
 }
-RUN_LIMIT_S = 1800.0
 
 
 # --- R1: staleness ----------------------------------------------------------------------------------------------
@@ -166,59 +163,28 @@ def of_time(k: int, updates: int) -> dict[str, Any]:
 # --- R3: test error ---------------------------------------------------------------------------------------------
 
 
-class Job(NamedTuple):
-    """One run of `examples/digits.py`."""
-
-    rule: str
-    n: int
-    seed: int
-
-    @property
-    def pace(self) -> str:
-        """As it is typed."""
-        return RULES[self.rule].format(n=self.n)
-
-    def command(self, out: Path, epochs: int) -> list[str]:
-        """What makes the run."""
-        cluster = CLUSTERS["exponential" if self.rule == "exponential" else "normal"]
-        seed = ["--seed", str(self.seed)]
-        run = ["run", "--engine", "virtual", "--cluster", str(cluster), "--pace", self.pace, *seed, "--out", str(out)]
-        return [sys.executable, "-m", "paceline", *run, str(HERE / "digits.py"), "--epochs", str(epochs), *seed]
+def of_errors(runs: Path, seeds: int, epochs: int, at_once: int, *, rules: Sequence[str] = tuple(RULES)) -> list[dict[str, Any]]:
+    """The test errors of the rules at all numbers, a row each; None is of a run whose numbers were not finite at last."""
+    rows = [{"rule": rule, "n": n, "pace": RULES[rule].format(n=n)} for rule in rules for n in ((0,) if rule == "sync" else NUMBERS)]
+    trials: dict[Path, Trial] = {}
+    for row in rows:
+        cluster = CLUSTERS["exponential" if row["rule"] == "exponential" else "normal"]
+        for seed in range(seeds):
+            trials[_out(runs, row, seed)] = Trial(HERE / "digits.py", cluster, str(row["pace"]), seed, ("--epochs", str(epochs)))
+    found = summaries(trials, at_once=at_once)
+    return [{**row, "errors": [_error(found[_out(runs, row, seed)]) for seed in range(seeds)]} for row in rows]
 
 
-def error_of(job: Job, runs: Path, epochs: int) -> float | None:
-    """The test error of a run, which is made unless it is there; None when its numbers were not finite at last."""
-    out = runs / job.rule / str(job.n) / str(job.seed)
-    if not (out / "summary.json").exists():
-        out.parent.mkdir(parents=True, exist_ok=True)
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        command = job.command(out, epochs)
-        done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_LIMIT_S, check=False, env=environment)
-        diverged = "not finite" in done.stderr + done.stdout
-        if done.returncode and not diverged:
-            sys.exit(f"{job} ended with code {done.returncode}:\n{done.stderr or done.stdout}")
-    error = json.loads((out / "summary.json").read_text())["final"].get("error")
+def _out(runs: Path, row: dict[str, Any], seed: int) -> Path:
+    return runs / row["rule"] / str(row["n"]) / str(seed)
+
+
+def _error(summary: dict[str, Any]) -> float | None:
+    error = summary["final"].get("error")
     return None if error is None else round(error, 4)
 
 
-def of_errors(runs: Path, seeds: int, epochs: int, at_once: int, *, rules: Sequence[str] = tuple(RULES)) -> list[dict[str, Any]]:
-    """The test errors of the rules at all numbers, a row each."""
-    every = [Job(rule, n, seed) for rule in rules for n in ((0,) if rule == "sync" else NUMBERS) for seed in range(seeds)]
-    with ThreadPoolExecutor(at_once) as pool:
-        errors = dict(zip(every, pool.map(lambda job: error_of(job, runs, epochs), every), strict=True))
-    rows: dict[tuple[str, int], list[float | None]] = {}
-    for job, error in errors.items():
-        rows.setdefault((job.rule, job.n), []).append(error)
-    return [{"rule": rule, "n": n, "pace": Job(rule, n, 0).pace, "errors": found} for (rule, n), found in rows.items()]
-
-
 # --- what is shown ----------------------------------------------------------------------------------------------
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table as Markdown writes it."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def staleness_table(rows: Sequence[dict[str, Any]]) -> str:

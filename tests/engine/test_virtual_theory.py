@@ -16,7 +16,8 @@ import theory
 from launch import ROOT
 from paceline.cli import main
 from paceline.engine.virtual.trainee import workload
-from theory import LEARNERS, MEANS, QUORUMS, TAILS, UNINTERRUPTED, Job
+from theory import LEARNERS, MEANS, QUORUMS, TAILS, UNINTERRUPTED
+from trials import Trial, summary_of
 from virtually import IDEAL, timed
 
 PAGE = (ROOT / "docs" / "theory.md").read_text()
@@ -84,7 +85,8 @@ def test_a_step_that_cannot_be_interrupted_makes_ksync_slower(k: int) -> None:
 # The first paper again, fig. 3: without a smaller learning rate staleness ruins the training, with it it costs nothing.
 @pytest.mark.timeout(120)
 def test_softsync_as_it_is_typed_learns_with_as_many_parts_as_workers(tmp_path: Path) -> None:
-    assert theory.error_of(Job("staleness", LEARNERS, 0), tmp_path, epochs=4) < 0.15
+    trial = Trial(ROOT / "examples" / "digits.py", theory.CLUSTERS["normal"], f"softsync:{LEARNERS}", 0, ("--epochs", "4"))
+    assert summary_of(trial, tmp_path / "run")["final"]["error"] < 0.15
 
 
 @pytest.mark.slow
