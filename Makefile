@@ -33,6 +33,7 @@ bench: $(READY)
 	$(PY) benchmarks/coordinator.py
 	$(PY) benchmarks/step.py
 	$(PY) benchmarks/wire.py
+	$(PY) benchmarks/virtual.py --mnist
 
 clean:
 	rm -rf .venv .pytest_cache .ruff_cache .hypothesis build dist

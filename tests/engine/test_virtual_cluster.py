@@ -74,6 +74,13 @@ WRONG = {
     "no unit": ("[network]\nbandwidth = '10'", "network.bandwidth: '10' is not a bandwidth, write a number and one of bit/s"),
     "a negative time": ("[[workers]]\ncompute = -1", r"workers\[0\].compute is -1.0, it must be 0 or more"),
     "no bandwidth": ("[network]\nbandwidth = 0", "network.bandwidth is 0.0, it must be above 0"),
+    "a negative bandwidth": (
+        "[[network.between]]\nregions = ['', 'far']\nlatency = 0\nbandwidth = -1",
+        r"between\[0\].bandwidth is -1.0, it must be above 0",
+    ),
+    "a server that works at no speed": ("[servers]\napply = 0", "servers.apply is 0.0, it must be above 0"),
+    "no server": ("[servers]\ncount = 0", "servers.count is 0, it must be at least 1"),
+    "zero workers": ("size = 0", "size is 0, it must be at least 1"),
     "nobody": ("workers = []", "workers is empty, it must be at least one group"),
     "none of a group": ("[[workers]]\ncount = 0", r"workers\[0\].count is 0, it must be at least 1"),
     "not a number": ("[[workers]]\ncount = 'many'", r"workers\[0\].count: expected `int \| null`, got `str`"),
