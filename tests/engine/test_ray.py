@@ -121,6 +121,9 @@ def test_a_killed_raylet_is_a_leave_and_new_ones_bring_the_worker_back_and_anoth
     assert summary["ledger"] == {"once": 8000, "repeated": 0, "skipped": 0, "undone": 0}
     assert summary["lost"] == [2]
     assert all(summary["per_worker"][str(worker)]["samples"] for worker in range(4))
+    ends = [(run.out / "logs" / f"worker-{worker}.log").read_text().splitlines()[-1] for worker in range(4)]
+    assert len(set(ends)) == 1, ends
+    assert ends[0].startswith("at the end [")
     assert "worker 2 was lost" in run.printed()
     assert "worker 2 on 127.0.0.1 is started again" in run.printed()
     raylets.kill(node)

@@ -37,7 +37,7 @@ class Feed:
         self.settle()
         self.in_loop = True
         self.entered = self.epoch
-        self.worker.begin_epoch()
+        self.worker.begin_epoch(self.epoch)
         self.worker.meter.begin()
         try:
             yield from self.work()
@@ -195,7 +195,7 @@ class Steps(Feed):
         self.worker.converse(role.enter(self.epoch, ledger=False, planned=self.worker.planned_epochs))
         self.is_open = True
         self.worker.begin(self.epoch)
-        self.worker.begin_epoch()
+        self.worker.begin_epoch(self.epoch)
         self.worker.meter.begin()
 
     def close(self) -> None:

@@ -51,7 +51,6 @@ class Joined(Run):
         self._feed: Feed | None = None
         self._rates: Rates | None = None
         self._epochs_behind = 0
-        self._num_means = 0
         self._has_stopped = False
 
     @property
@@ -105,8 +104,13 @@ class Joined(Run):
         link.let_go(own.attachment)
         self._me = Worker(link, role, replica, self._handicap, meter=Meter(where.now_s, where.cpu_s), sleep=where.sleep)
         where.at_exit(self._remark)
-        self._me.converse(role.pull())
-        replica.copy_in()
+        if welcome.version:
+            # what was loaded and averaged since the run began is not among the initial values
+            self._me.pull()
+            replica.load_constants()
+        else:
+            self._me.converse(role.pull())
+            replica.copy_in()
         self._adopt(model, optimizer, spec, self._me)
         return go
 
@@ -190,9 +194,8 @@ class Joined(Run):
     def mean(self, x: float | torch.Tensor, n: float | None = None) -> float:
         """The mean over all workers; each call of one worker meets that of every other."""
         me = self._member()
-        self._num_means += 1
         weight = float(me.epoch_samples or 1) if n is None else number_of(n, "run.mean(n=...)")
-        met = me.converse(self._role.meet(f"run.mean {self._num_means}", (number_of(x, "run.mean(x)"),), weight))
+        met = me.converse(self._role.meet(me.key_of("run.mean"), (number_of(x, "run.mean(x)"),), weight))
         return met.values[0] / met.weight if met.weight else float("nan")
 
     def pull(self) -> None:

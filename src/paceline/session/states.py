@@ -21,7 +21,6 @@ class States:
 
     def __init__(self, worker: Worker, spec: ModelSpec) -> None:
         self._worker, self._spec = worker, spec
-        self._num_loads = 0
 
     def gather(self, *, optimizer: bool) -> Gathered:
         """Parameters (and optimizer state) of all shards, copied at one version."""
@@ -32,12 +31,12 @@ class States:
     def write_through(self, data: bytes, *, parameters: bool) -> None:
         """Replace the run's parameters and buffers, or its optimizer state; all workers call this, what the lowest brings counts."""
         worker, role = self._worker, self._worker.role
-        self._num_loads += 1
+        key = worker.key_of("load_state_dict")
         here = tuple(float(number == role.worker) for number in range(role.worker + 1))
-        met = worker.converse(role.meet(f"load_state_dict {self._num_loads}", here, 1.0))
+        met = worker.converse(role.meet(key, here, 1.0))
         if not any(met.values[: role.worker]):
             worker.converse(role.load(Load(has_parameters=parameters, has_optimizer_state=not parameters), data))
-        met = worker.converse(role.meet(f"the end of load_state_dict {self._num_loads}", (), 1.0))
+        met = worker.converse(role.meet(f"the end of {key}", (), 1.0))
         worker.converse(role.pull(at_least=met.version, buffers=parameters), reads=1)
         if parameters:
             worker.replica.load_constants()

@@ -50,6 +50,8 @@ class Worker:
         self.planned_epochs = self.updates_per_epoch = 0
         self.even_samples = 0.0
         self._samples = self._last_samples = self._epoch_samples = 0
+        self._epoch = -1
+        self._num_calls: dict[str, int] = {}
         self._pulled_bytes = 0
         self._has_warned = False
 
@@ -102,9 +104,15 @@ class Worker:
 
     # --- samples ------------------------------------------------------------------------------------------
 
-    def begin_epoch(self) -> None:
-        """Count this worker's samples of an epoch from 0."""
-        self._epoch_samples = 0
+    def begin_epoch(self, epoch: int) -> None:
+        """Count this worker's samples of an epoch from 0, and what it calls."""
+        self._epoch, self._epoch_samples = epoch, 0
+        self._num_calls.clear()
+
+    def key_of(self, call: str) -> str:
+        """What the workers meet by at a call. They are counted within an epoch, so that a late joiner's are those of the others."""
+        number = self._num_calls[call] = self._num_calls.get(call, 0) + 1
+        return f"{call} {number} " + (f"of epoch {self._epoch}" if self._epoch >= 0 else "before the first epoch")
 
     def give(self, samples: int) -> None:
         """The loader hands out a batch of so many samples; computing begins."""
