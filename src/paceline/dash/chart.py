@@ -38,20 +38,21 @@ class Line(NamedTuple):
 class Frame(NamedTuple):
     """What the charts of one page share: how far the axes reach, and what happened in the runs.
 
-    The stripes of a nameless strip, the page's only run, lie behind its curves too.
+    The stripes of a nameless strip, the page's only run, lie behind its curves too. `clock` is what time is called.
     """
 
     wall_s: float
     samples: float
     strips: Sequence[Strip] = ()
     marks: Sequence[Mark] = ()
+    clock: str = "wall time"
 
 
 def line_chart(title: str, lines: Sequence[Line], frame: Frame, note: str = "") -> Markup:
     """A figure with `title` and its lines, of which at least one has a point."""
     every = [point for line in lines for point in line.points]
     unit_s, unit = time_unit(frame.wall_s)
-    wall = Axis("wall", f"wall time ({unit})", Scale(0.0, _MARGIN * frame.wall_s or 1.0, unit=unit_s))
+    wall = Axis("wall", f"{frame.clock} ({unit})", Scale(0.0, _MARGIN * frame.wall_s or 1.0, unit=unit_s))
     clock = Axis("samples", "samples", Scale(0.0, _MARGIN * frame.samples or 1.0))
     height = _height(every, from_zero=any(line.from_zero for line in lines))
     heading = tag("figcaption", tag("h3", title), tag("span", note, class_="note"))

@@ -43,14 +43,14 @@ def folded(content: Markup, num_rows: int) -> Markup:
     return content if num_rows <= _MOST_OPEN else tag("details", tag("summary", f"{num_rows} rows"), content)
 
 
-def switch() -> Markup:
+def switch(clock: str = "wall time") -> Markup:
     """The choice between the two axes, for all charts of the page; it works without the script."""
-    return tag("span", tag("label", "wall time", for_="by-wall"), tag("label", "samples", for_="by-samples"), class_="switch")
+    return tag("span", tag("label", clock, for_="by-wall"), tag("label", "samples", for_="by-samples"), class_="switch")
 
 
 def _switches() -> tuple[Markup, Markup]:
     """The state of `switch`, before everything that it changes."""
-    wall = tag("input", type="radio", name="axis", id="by-wall", checked=True, aria_label="charts against wall time")
+    wall = tag("input", type="radio", name="axis", id="by-wall", checked=True, aria_label="charts against time")
     clock = tag("input", type="radio", name="axis", id="by-samples", aria_label="charts against samples")
     return wall, clock
 

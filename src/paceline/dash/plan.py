@@ -18,6 +18,7 @@ from paceline.dash.page import page, section, switch, write_page
 from paceline.plan.advise import advice
 from paceline.plan.candidates import Candidate, Plan
 
+CLOCK = "virtual time"
 FLOWN = ["pace", "samples flown", "of", "virtual time flown", "of", "time here", "of about"]
 """The head of what was flown, beside what whole runs take."""
 
@@ -54,7 +55,7 @@ def _head(plan: Plan) -> list[str]:
     target = f"to {plan.target}" if plan.target is not None else "whole run"
     return [
         *("rank", "pace", target, "between", "samples/s", "step", "waits", "bytes/step"),
-        *("worker memory", "server memory", "staleness p50/p99", "refused", "failures"),
+        *("worker memory", "server memory", "staleness", "refused", "failures"),
     ]
 
 
@@ -113,7 +114,7 @@ def _times(plan: Plan, candidate: Candidate) -> tuple[str, str]:
     if arrival is None:
         return "never seen", ""
     marks = "" if arrival.is_seen else " ~" if arrival.is_planned else " ~, longer run"
-    return f"{seconds(arrival.time_s)}{marks}", f"{seconds(arrival.low_s)} and {seconds(arrival.high_s)}"
+    return f"{seconds(arrival.time_s)}{marks}", f"{seconds(arrival.low_s)} – {seconds(arrival.high_s)}"
 
 
 def _picture(plan: Plan) -> Markup:
@@ -123,9 +124,9 @@ def _picture(plan: Plan) -> Markup:
         return section("Progress", tag("p", "The script logged nothing.", class_="empty"))
     lines = [Line(one.pace, _points(one), smoothed=False, colour=number % NUM_COLOURS) for number, one in enumerate(drawn)]
     every = [point for line in lines for point in line.points]
-    frame = Frame(max(point.wall_s for point in every), max(point.samples for point in every))
-    chart = line_chart(plan.target.metric, lines, frame, f"virtual time; the target is {plan.target}")
-    return section("Progress", switch(), legend(lines), chart_grid([chart]))
+    frame = Frame(max(point.wall_s for point in every), max(point.samples for point in every), clock=CLOCK)
+    chart = line_chart(plan.target.metric, lines, frame, f"the target is {plan.target}")
+    return section("Progress", switch(CLOCK), legend(lines), chart_grid([chart]))
 
 
 def _points(candidate: Candidate) -> Sequence[Point]:
