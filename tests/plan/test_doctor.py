@@ -18,6 +18,7 @@ from rich.console import Console
 from launch import free_port
 from paceline.cli import main
 from paceline.dash.hosts import tell_report
+from paceline.engine.torchrun.board import Board
 from paceline.engine.torchrun.interfaces import Interface
 from paceline.engine.torchrun.launch import Launch
 from paceline.errors import PacelineError
@@ -40,7 +41,7 @@ def facts(name: str = "one", **other: Any) -> Facts:
     """Those of a host where everything is well."""
     well: dict[str, Any] = {
         "python": "3.11.7",
-        "torch": "2.9.0",
+        "torch": "2.9.0+cpu",
         "paceline": "0.1.0",
         "protocol": 1,
         "has_memory_files": True,
@@ -61,6 +62,7 @@ class Person(NamedTuple):
     local_rank: int = 0
     ahead_s: float = 0.0
     comes: bool = True
+    note: bytes = b""
 
 
 def examined(*people: Person, patience_s: float = 10.0) -> tuple[Report, dict[int, str]]:
@@ -70,6 +72,11 @@ def examined(*people: Person, patience_s: float = 10.0) -> tuple[Report, dict[in
     def take_part(rank: int, person: Person) -> None:
         launch = Launch("a test", "a test says so", rank, len(people), person.local_rank, (HERE, port))
         try:
+            if person.note:
+                board = Board(launch, person.trust)
+                for name in ("card", "bye"):
+                    board.write(f"{name}/{rank}", person.note)
+                return
             checkup = Checkup(launch, person.facts, person.trust, patience_s=patience_s, clock=lambda: time.time() + person.ahead_s)
             found = checkup.run(lambda: (MACHINE, None))
         except PacelineError as error:
@@ -135,12 +142,13 @@ def test_a_host_with_another_key_or_none_is_named_and_visits_nobody(odd: str, tm
 
 
 def test_versions_limits_disks_and_clocks_that_differ_are_named_with_their_hosts() -> None:
-    odd = facts("b", paceline="0.2.0", torch="2.8.0", open_files=(100, 4096), out_free_bytes=5 << 20)
+    odd = facts("b", paceline="0.2.0", torch="2.8.0+cu128", open_files=(100, 4096), out_free_bytes=5 << 20)
     report, raised = examined(Person(facts("a")), Person(odd, ahead_s=3.0))
     told = sentences(report)
     assert "fails: hosts differ in Paceline: 0.1.0 on a; 0.2.0 on b" in told
     assert "fails: hosts differ in torch: 2.9.0 on a; 2.8.0 on b" in told
     assert "fails: b allows 100 open files a process, this job may need 144: ulimit -n 144" in told
+    assert "note: hosts differ in the build of torch: cpu on a; cu128 on b" in told
     assert "note: hosts differ in the limit of open files: 4096 on a; 100 on b" in told
     assert "note: b has 5 MiB left on the disk of " in told
     (clock,) = [sentence for sentence in told if "clock" in sentence]
@@ -155,6 +163,12 @@ def test_who_does_not_come_is_named_and_the_others_are_examined() -> None:
     assert "fails: rank 1 did not come: is it started, and does its host reach MASTER_ADDR and MASTER_PORT?" in sentences(report)
     assert {(visit.visitor, visit.host) for visit in report.visits} == {(0, 2), (2, 0)}
     assert list(raised) == [2]
+
+
+def test_a_host_with_a_version_that_describes_itself_differently_is_named() -> None:
+    report, _ = examined(Person(facts("a")), Person(facts("b")), Person(facts("c"), note=b'{"rank": "third"}'))
+    assert {(visit.visitor, visit.host) for visit in report.visits} == {(0, 1), (1, 0)}
+    assert "fails: hosts differ in Paceline: 0.1.0 on a, b; a version that describes itself differently on rank 2" in sentences(report)
 
 
 class Walled(Doors):

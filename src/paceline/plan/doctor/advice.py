@@ -57,7 +57,8 @@ def _versions(report: Report) -> Iterator[Advice]:
     kinds: tuple[tuple[Gravity, str, Callable[[Host], object]], ...] = (
         ("fails", "Paceline", lambda host: host.facts.paceline),
         ("fails", "protocol version", lambda host: host.facts.protocol),
-        ("fails", "torch", lambda host: host.facts.torch),
+        ("fails", "torch", lambda host: host.facts.torch.partition("+")[0]),
+        ("note", "the build of torch", lambda host: host.facts.torch.partition("+")[2]),
         ("note", "Python", lambda host: host.facts.python),
         ("fails", "PACELINE_WIRE", lambda host: host.facts.wire if not host.facts.place_error else None),
         ("note", "the limit of open files", lambda host: host.facts.open_files[0]),
@@ -65,8 +66,8 @@ def _versions(report: Report) -> Iterator[Advice]:
     for gravity, what, of in kinds:
         found: dict[object, list[str]] = {}
         for host in report.hosts:
-            if of(host) is not None:
-                found.setdefault(of(host), []).append(host.named(report.hosts))
+            if value := of(host):
+                found.setdefault(value, []).append(host.named(report.hosts))
         if len(found) > 1:
             told = "; ".join(f"{value} on {', '.join(names)}" for value, names in found.items())
             yield Advice(gravity, f"hosts differ in {what}: {told}")

@@ -49,7 +49,6 @@ class Facts(msgspec.Struct, frozen=True):
     available_bytes: int = 0
     has_memory_files: bool = False
     open_files: tuple[int, int] = (0, 0)
-    user: int = -1
     out: str = ""
     out_free_bytes: int = 0
     out_error: str = ""
@@ -87,7 +86,6 @@ def facts_here(environ: Mapping[str, str], out: Path, launch: Launch | None) -> 
         available_bytes=available_bytes,
         has_memory_files=_has_memory_files(),
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE),
-        user=os.getuid(),
         out=str(folder),
         out_free_bytes=free_bytes,
         out_error=out_error,
