@@ -62,7 +62,7 @@ def parity(args: argparse.Namespace) -> str:
             done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
             if done.returncode:
                 raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}: {done.stderr[-2000:]}")
-        wanted, found = (torch.load(path, map_location="cpu") for path in (plain, ours))
+        wanted, found = (torch.load(path) for path in (plain, ours))
     far = max(float((found[name] - value).norm() / value.norm().clamp(min=1e-12)) for name, value in wanted.items())
     if not far <= PARITY:
         raise RuntimeError(f"a parameter is {far:.3g} of its norm away from plain PyTorch's; allowed is {PARITY:g}")

@@ -25,6 +25,6 @@ for _epoch in run.epochs(4):
         mse_loss(model(inputs.to(device)), targets.to(device)).backward()
         run.clip_grad_norm_(1.0)
         optimizer.step()
-saved = model.state_dict()
+saved = {name: values.cpu() for name, values in model.state_dict().items()}
 if run.worker == 0:
     torch.save(saved, sys.argv[2])
