@@ -30,6 +30,7 @@ class Raylets:
         from ray.cluster_utils import Cluster
 
         self._folder = tempfile.mkdtemp(prefix="rt-")
+        self._added: list[Any] = []
         head = {"num_cpus": num_cpus, "include_dashboard": False, "temp_dir": self._folder, "_system_config": HEALTH}
         self._cluster = Cluster(initialize_head=True, head_node_args={**head, **self._of_each()})
 
@@ -43,7 +44,9 @@ class Raylets:
 
     def add(self, num_cpus: int) -> Any:
         """Another raylet."""
-        return self._cluster.add_node(num_cpus=num_cpus, **self._of_each())
+        node = self._cluster.add_node(num_cpus=num_cpus, **self._of_each())
+        self._added.append(node)
+        return node
 
     @staticmethod
     def pid_of(node: Any) -> int:
@@ -52,7 +55,13 @@ class Raylets:
 
     def kill(self, node: Any) -> None:
         """End a raylet as a machine ends that loses power."""
+        self._added.remove(node)
         self._cluster.remove_node(node, allow_graceful=False)
+
+    def shrink(self) -> None:
+        """Back to the first raylet."""
+        for node in list(self._added):
+            self.kill(node)
 
     def pids(self, *parts: str) -> list[int]:
         """Processes in the cluster with one of `parts` in their command lines."""

@@ -85,11 +85,12 @@ def start(raylets: Raylets, tmp_path: Path) -> Iterator[Start]:
     yield begin
     for run in started:
         run.close()
+    raylets.shrink()
     assert raylets.is_clean(), raylets.pids("paceline.engine", "ray::Berth")
 
 
 def test_two_raylets_end_with_the_same_bits_as_one_machine(raylets: Raylets, start: Start, tmp_path: Path) -> None:
-    node = raylets.add(2)
+    raylets.add(2)
     run = start("states", "0", script=SCRIPT, workers=3, servers=2, leases="static")
     assert run.code() == 0, run.printed()
     local = tmp_path / "local"
@@ -100,7 +101,6 @@ def test_two_raylets_end_with_the_same_bits_as_one_machine(raylets: Raylets, sta
     assert read_summary(local)["ledger"] == read_summary(run.out)["ledger"]
     assert {path.name for path in run.out.rglob("*")} - {"ray.log"} == {path.name for path in local.rglob("*")}
     assert "BEGIN PACELINE JOB KEY" not in "".join(path.read_text(errors="replace") for path in run.out.rglob("*") if path.is_file())
-    raylets.kill(node)
 
 
 @pytest.mark.parametrize("pace", ["async", *(pytest.param(pace, marks=pytest.mark.slow) for pace in ("sync", "ssp:3", "hybrid"))])
@@ -113,7 +113,7 @@ def test_a_killed_raylet_is_a_leave_and_new_ones_bring_the_worker_back_and_anoth
     raylets.kill(node)
     run.wait_for(lambda: [event for event in events(run.out) if event["event"] == "leave"])
     assert sorted(run.joined()) == [0, 1, 2]
-    node = raylets.add(2)
+    raylets.add(2)
     run.wait_for(lambda: sorted(run.joined()) == [0, 1, 2, 2, 3])
     hurry.touch()
     assert run.code() == 0, run.printed()
@@ -126,7 +126,6 @@ def test_a_killed_raylet_is_a_leave_and_new_ones_bring_the_worker_back_and_anoth
     assert ends[0].startswith("at the end [")
     assert "worker 2 was lost" in run.printed()
     assert "worker 2 on 127.0.0.1 is started again" in run.printed()
-    raylets.kill(node)
 
 
 def test_without_a_servers_raylet_the_run_ends_with_code_4_and_names_who_was_lost(raylets: Raylets, start: Start, tmp_path: Path) -> None:
@@ -200,11 +199,11 @@ def test_a_cluster_of_its_own_is_gone_with_the_run(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_parity_tests_pass_under_ray(raylets: Raylets) -> None:
-    node = raylets.add(5)
+    raylets.add(5)
     command = [sys.executable, "-m", "pytest", "-q", "-n0", "--timeout", "300", "tests/e2e/test_parity.py", "-k", "not group"]
     under_ray = environment(PARITY_OPTIONS=json.dumps({"engine": "ray", "address": raylets.address}))
     assert subprocess.run(command, env=under_ray, cwd=SCRIPTS.parent.parent, timeout=1700, check=False).returncode == 0
-    raylets.kill(node)
+    raylets.shrink()
 
 
 def test_without_ray_the_engine_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
