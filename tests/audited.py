@@ -1,69 +1,46 @@
-"""Watches a test's process through Python's audit events: nothing of ours unpickles, evaluates, or binds where nobody asked.
-
-The hook only notes what it sees, because an exception raised in it would be swallowed wherever errors are; the fixture
-`nothing_forbidden` fails the test.
-"""
+"""Every test is watched, and so is every program that it starts: the fixture `nothing_forbidden` fails a test that did what must not be."""
 
 from __future__ import annotations
 
-import ipaddress
-import sys
+import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from forbidden import OURS, SEEN_FILE, watch
 
-OURS = str(Path(__file__).parent.parent / "src")
-# addresses of the tests' own hosts, made of network namespaces
-ALLOWED = ("127.0.0.0/8", "::1/128", "10.77.0.0/16")
+__all__ = ["OURS", "SITE", "in_programs", "nothing_forbidden", "seen", "watched_programs"]
+
+SITE = str(Path(__file__).parent / "site")
 
 seen: list[str] = []
-_hooked: list[bool] = []
 
 
-def _caller(depth: int = 2) -> str:
-    """The file whose code caused the event."""
-    try:
-        return sys._getframe(depth).f_code.co_filename
-    except ValueError:
-        return ""
+def in_programs() -> list[str]:
+    """What the programs that tests have started were seen doing; forgotten with this."""
+    file = Path(os.environ[SEEN_FILE])
+    lines = file.read_text().splitlines()
+    if lines:
+        file.write_text("")
+    return lines
 
 
-def is_expected(address: object) -> bool:
-    """Whether a socket may be bound there: a Unix socket, or an address of this machine's own."""
-    if not isinstance(address, tuple):
-        return True
-    try:
-        host = ipaddress.ip_address(address[0])
-    except ValueError:
-        return address[0] == "localhost"
-    return any(host in ipaddress.ip_network(net) for net in ALLOWED if ipaddress.ip_network(net).version == host.version)
-
-
-def _hook(event: str, arguments: tuple[object, ...]) -> None:
-    if event == "pickle.find_class":
-        # the unpickler has frames of its own when it is the one in Python
-        if any(_caller(depth).startswith(OURS) for depth in range(2, 8)):
-            seen.append(f"{event} {arguments}")
-    elif event in ("exec", "compile"):
-        # an import is also an exec, called by importlib
-        if _caller().startswith(OURS):
-            seen.append(f"{event} by {_caller()}")
-    elif event == "socket.bind" and not is_expected(arguments[1]):
-        seen.append(f"{event} {arguments[1]}")
-
-
-def watch() -> None:
-    """Begin to watch this process; there is no way to end it."""
-    if not _hooked:
-        _hooked.append(True)
-        sys.addaudithook(_hook)
+@pytest.fixture(autouse=True, scope="session")
+def watched_programs() -> Iterator[None]:
+    """Let programs that tests start begin with `sitecustomize` of the tests."""
+    with tempfile.NamedTemporaryFile() as file, pytest.MonkeyPatch.context() as patch:
+        patch.setenv(SEEN_FILE, file.name)
+        patch.setenv("PYTHONPATH", SITE, prepend=os.pathsep)
+        yield
 
 
 @pytest.fixture(autouse=True)
-def nothing_forbidden() -> Iterator[None]:
-    """Fail a test in which something forbidden happened, in whatever thread."""
-    watch()
+def nothing_forbidden(watched_programs: None) -> Iterator[None]:
+    """Fail a test in which something forbidden happened, in whatever thread or program."""
+    watch(seen.append)
     seen.clear()
     yield
     assert not seen, f"forbidden: {seen}"
+    elsewhere = in_programs()
+    assert not elsewhere, f"forbidden, in a program: {elsewhere}"

@@ -1,4 +1,4 @@
-"""What every test has: one thread for torch, no settings of the caller's, and hypothesis without a clock."""
+"""What every test has: one thread for torch, no settings of the caller's, hypothesis without a clock, and a watch on what it does."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ import os
 import pytest
 from hypothesis import settings
 
+from audited import nothing_forbidden, watched_programs
+
+__all__ = ["nothing_forbidden", "watched_programs"]
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Programs that tests start, each with arguments of its own: looking for doctests would run them.
-collect_ignore = ["scripts"]
+collect_ignore = ["scripts", "site"]
 
 # A deadline would make a slow machine a failure; a derandomized run makes a failure everybody's.
 settings.register_profile("paceline", deadline=None, derandomize=True, max_examples=100)

@@ -53,9 +53,7 @@ class Ranks:
         agreed = [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank % on_each)} for rank in range(size)]
         self._environments = [
             environment(
-                **told,
-                **of_rank,
-                **(own[rank] if own else {}),
+                **{**told, **of_rank, **(own[rank] if own else {})},
                 TORCHELASTIC_ERROR_FILE=f"{out}-error-{rank}.json",
                 PACELINE_SAME_HOST=("memory" if rank < on_each else "tcp") if same_host == "hosts" else same_host,
             )

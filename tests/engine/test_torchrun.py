@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from base64 import b64encode, urlsafe_b64encode
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 
 from launch import environment, free_port, paceline_run
 from paceline.trace.record import read_summary
-from paceline.transport.keys import write_key_file
+from paceline.transport.keys import read_key_file, write_key_file
 from ranks import SCRIPT, TIMEOUT_S, Ranks
 
 Launched = Callable[..., Ranks]
@@ -52,9 +53,24 @@ def test_every_kind_of_pace_counts_every_sample_once(pace: str, launched: Launch
 def test_with_a_key_file_the_settings_and_all_traffic_are_proved(launched: Launched, tmp_path: Path) -> None:
     key = tmp_path / "job.key"
     write_key_file(key)
-    ranks = launched("plain", "0", size=2, on_each=1, same_host="tcp", key_file=str(key), wire="tls")
+    ranks = launched("plain", "0.02", size=2, on_each=1, same_host="tcp", key_file=str(key), wire="tls")
+    ranks.wait_for_updates(3)
+    processes = [Path("/proc", str(pid)) for pid in (*(process.pid for process in ranks.processes), *ranks.left())]
+    assert len(processes) >= 5
+    shown = [(folder / name).read_bytes() for folder in processes for name in ("cmdline", "environ")]
+    assert all(str(key).encode() in environ for environ in shown[1::2])
     assert ranks.codes() == [0, 0], ranks.printed(0)
-    assert key.read_text() not in "".join(path.read_text(errors="replace") for path in ranks.out.rglob("*") if path.is_file())
+    written = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path != key]
+    assert (ranks.out / "report.html").read_bytes() in written
+    for secret in secrets_of(key):
+        assert not any(secret in what for what in (*shown, *written))
+
+
+def secrets_of(key: Path) -> list[bytes]:
+    """What of a key file must never be seen, in every form that somebody may have written it in."""
+    secret = read_key_file(key).secret
+    private = key.read_bytes().split(b"-----BEGIN PRIVATE KEY-----\n")[1].split(b"\n")[:2]
+    return [secret, secret.hex().encode(), b64encode(secret), urlsafe_b64encode(secret), repr(secret)[2:-1].encode(), *private]
 
 
 @pytest.mark.parametrize("pace", ["sync", "async"])

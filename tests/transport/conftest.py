@@ -1,4 +1,4 @@
-"""Every test of the transports is audited; what several of their modules start from."""
+"""What several modules of tests of the transports start from."""
 
 from __future__ import annotations
 
@@ -9,10 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from audited import nothing_forbidden
 from paceline.transport.keys import write_key_file
-
-__all__ = ["nothing_forbidden"]
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from time import monotonic, sleep
 from typing import TypeVar
 
 import msgspec
-from torch.distributed import DistError, DistNetworkError, DistStoreError, TCPStore
+from torch.distributed import DistError, DistNetworkError, TCPStore
 
 from paceline.engine.torchrun.launch import Launch
 from paceline.errors import ConfigError, DeadlineError, PeerLostError, ProtocolError
@@ -31,8 +31,8 @@ _SIGNATURE_BYTES = 32
 MOST_NOTE_BYTES = 1 << 20
 ANSWER_S = 30.0
 """How long the store may take for an answer, when there is one."""
-LOOK_S = 1.0
-"""How often whoever waits for a note looks whether somebody has trouble."""
+LOOK_S = 0.25
+"""How often whoever waits for a note looks for it, and whether somebody has trouble."""
 LINGER_S = 10.0
 """How long a process that keeps the store stays for the others to hear of its trouble."""
 TROUBLE, MOST_TROUBLE = "trouble", 1000
@@ -99,13 +99,16 @@ class Board:
 
     def peek(self, name: str, whose: str, timeout_s: float = START_S) -> tuple[bytes, bool]:
         """The same, and whether it is signed with this job's key: of one that is not, nothing may be believed."""
-        key, until_s = f"{self._prefix}/{name}", monotonic() + timeout_s
+        key, until_s, pause_s = f"{self._prefix}/{name}", monotonic() + timeout_s, 0.01
         try:
-            while not self._comes(key, min(LOOK_S, until_s - monotonic())):
+            while not self._is_there(key):
                 self._check_trouble()
                 if monotonic() >= until_s:
                     who = f"rank {self._launch.rank} waited {timeout_s:g} s for {whose}"
                     raise DeadlineError(f"{who} to {self._awaited}, and it did not")
+                # asked again and again: a wait of torch's that ends without the note prints a warning
+                sleep(min(pause_s, max(0.0, until_s - monotonic())))
+                pause_s = min(2.0 * pause_s, LOOK_S)
             signed = self._ask(lambda: self._store.get(key))
         except DistNetworkError as error:
             host, port = self._launch.address
@@ -119,16 +122,6 @@ class Board:
     def count(self, name: str) -> int:
         """How often this was asked before."""
         return int(self._ask(lambda: self._store.add(f"{self._prefix}/{name}", 1))) - 1
-
-    def _comes(self, key: str, within_s: float) -> bool:
-        try:
-            within = timedelta(seconds=max(0.01, within_s))
-            self._ask(lambda: self._store.wait([key], within), within_s + ANSWER_S)
-        except DistNetworkError:
-            raise
-        except DistStoreError:
-            return False
-        return True
 
     # --- trouble ------------------------------------------------------------------------------------------
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import pickle
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from types import FunctionType
 
 import pytest
 
 import audited
+from launch import environment
 
 
 def of_ours(text: str) -> FunctionType:
@@ -53,3 +56,23 @@ def test_what_others_do_is_not_held_against_us() -> None:
     pickle.loads(pickle.dumps(Path("x")))
     exec("x = 1")
     assert audited.seen == []
+
+
+PLANTED = """
+import os, socket, sys
+exec(compile("def planted(): eval('1 + 1')", os.path.join(sys.argv[1], "paceline", "planted.py"), "exec"))
+planted()
+with socket.socket() as sock:
+    sock.bind(("0.0.0.0", 0))
+exec("x = 1")
+"""
+
+
+def test_a_program_that_a_test_starts_is_watched_as_well() -> None:
+    subprocess.run([sys.executable, "-P", "-c", PLANTED, audited.OURS], check=True, timeout=20.0, env=environment())
+    told = audited.in_programs()
+    assert [what.partition(" in ")[0] for what in told] == [
+        f"compile by {audited.OURS}/paceline/planted.py",
+        f"exec by {audited.OURS}/paceline/planted.py",
+        "socket.bind ('0.0.0.0', 0)",
+    ]
