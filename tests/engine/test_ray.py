@@ -200,7 +200,7 @@ def test_a_cluster_of_its_own_is_gone_with_the_run(tmp_path: Path) -> None:
 @pytest.mark.timeout(1800)
 def test_the_parity_tests_pass_under_ray(raylets: Raylets) -> None:
     raylets.add(5)
-    command = [sys.executable, "-m", "pytest", "-q", "-n0", "--timeout", "300", "tests/e2e/test_parity.py", "-k", "not group"]
+    command = [sys.executable, "-m", "pytest", "-q", "-n0", "--timeout", "300", "tests/e2e/test_parity.py"]
     under_ray = environment(PARITY_OPTIONS=json.dumps({"engine": "ray", "address": raylets.address}))
     assert subprocess.run(command, env=under_ray, cwd=SCRIPTS.parent.parent, timeout=1700, check=False).returncode == 0
     raylets.shrink()
