@@ -46,6 +46,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--batch-size", type=int, default=32, help="of each worker")
     parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--momentum", type=float, help="train by SGD with this momentum, not by AdamW")
     parser.add_argument("--seed", type=int, default=0, help="of the initial weights and the order of samples")
     parser.add_argument("--device", type=torch.device, default="cpu", help="such as cuda or cuda:1; workers may share one")
     args = parser.parse_args()
@@ -54,7 +55,10 @@ def main() -> None:
     torch.manual_seed(args.seed)
     data = mnist()
     model = network().to(args.device)
-    opt = torch.optim.AdamW(model.parameters(), lr=args.lr)
+    if args.momentum is None:
+        opt = torch.optim.AdamW(model.parameters(), lr=args.lr)
+    else:
+        opt = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=args.momentum)
     loader = DataLoader(data.train, args.batch_size, shuffle=True, generator=torch.Generator().manual_seed(args.seed))
 
     run = paceline.init()

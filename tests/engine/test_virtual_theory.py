@@ -8,10 +8,12 @@ import shlex
 import sys
 import time
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import pytest
 
+import sync_switch
 import theory
 from launch import ROOT
 from paceline.cli import main
@@ -22,6 +24,7 @@ from virtually import IDEAL, timed
 
 PAGE = (ROOT / "docs" / "theory.md").read_text()
 TOLD = json.loads((ROOT / "docs" / "images" / "theory.json").read_text())
+SHARES = json.loads((ROOT / "docs" / "images" / "sync-switch.json").read_text())
 
 
 # Zhang, Gupta, Lian, Liu: Staleness-aware Async-SGD (2016), fig. 1: 30 learners, service time N(1, 0.05); measured
@@ -149,6 +152,34 @@ def test_the_command_of_the_page_writes_its_numbers_and_pictures(tmp_path: Path,
     assert [len(part) for part in json.loads((tmp_path / "out" / "theory.json").read_text()).values()] == [
         len(part) for part in TOLD.values()
     ]
+
+
+# --- Sync-Switch ------------------------------------------------------------------------------------------------
+
+
+def test_the_table_of_shares_is_what_the_command_wrote_and_has_the_published_shape() -> None:
+    assert sync_switch.share_table(SHARES) in PAGE
+    assert "python examples/sync_switch.py --out docs/images\n" in PAGE
+    rows = {row["share"]: row for row in SHARES}
+    assert [row["pace"] for row in SHARES] == list(sync_switch.paces().values())
+    for row in SHARES:
+        assert row["virtual_s"] == pytest.approx(row["line_s"], rel=0.07)
+    accuracy = {share: mean(row["accuracies"]) for share, row in rows.items()}
+    assert accuracy["0"] < accuracy["0.05"] < accuracy["1"]
+    assert accuracy["0"] < accuracy[sync_switch.LAST] < accuracy["1"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_the_command_of_shares_writes_its_numbers_and_a_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    short = ["--seeds", "1", "--epochs", "1", "--out", str(tmp_path / "out"), "--runs", str(tmp_path / "runs")]
+    monkeypatch.setattr(sys, "argv", ["sync_switch.py", *short])
+    sync_switch.main()
+    rows = json.loads((tmp_path / "out" / "sync-switch.json").read_text())
+    assert [row["share"] for row in rows] == [row["share"] for row in SHARES]
+    for row in rows:
+        assert row["virtual_s"] == pytest.approx(row["line_s"], rel=0.07)
+    assert (tmp_path / "out" / "sync-switch.svg").read_text().startswith("<svg")
 
 
 # --- speed ------------------------------------------------------------------------------------------------------
