@@ -129,7 +129,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("runs", "sync-switch"), help="where sync-switch.json and the picture go")
     parser.add_argument("--runs", type=Path, default=Path("runs", "sync-switch"), help="where the runs are, or go")
-    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--lr", type=float, default=0.0125, help="of sync; async has an eighth of it")
     parser.add_argument("--at-once", type=int, default=1, help="runs at the same time")

@@ -102,7 +102,6 @@ def test_a_learning_rate_divided_by_the_staleness_saves_softsync(tmp_path: Path)
     assert all(error is None or error > 0.5 for error in rows["unmodified", 30])
     for n in theory.NUMBERS:
         assert rows["staleness", n] == pytest.approx(sync, abs=0.01)
-    assert [row for row in TOLD["error"] if row["rule"] in rules] == theory.of_errors(tmp_path, 3, 60, 1, rules=rules)
 
 
 # --- the page ---------------------------------------------------------------------------------------------------
