@@ -153,7 +153,7 @@ def test_the_mean_of_two_seeds_is_of_the_plans_of_each(tmp_path: Path) -> None:
     both = plan_for(script, None, seed=3, num_seeds=2, **told)
     assert both.seeds == (3, 4)
     assert both.effort.full_samples == sum(plan.effort.full_samples for plan in alone)
-    assert "the seeds 3 to 4" in advice(both)[-1]
+    assert "the seeds 3 and 4" in advice(both)[-1]
     for pace in ("sync", "async"):
         times_s = [arrival.time_s for plan in alone if (arrival := of(plan, pace).arrival) is not None and arrival.is_seen]
         arrival = of(both, pace).arrival

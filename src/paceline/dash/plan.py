@@ -125,7 +125,8 @@ def _picture(plan: Plan) -> Markup:
     lines = [Line(one.pace, _points(one), smoothed=False, colour=number % NUM_COLOURS) for number, one in enumerate(drawn)]
     every = [point for line in lines for point in line.points]
     frame = Frame(max(point.wall_s for point in every), max(point.samples for point in every), clock=CLOCK)
-    chart = line_chart(plan.target.metric, lines, frame, f"the target is {plan.target}")
+    of_seed = f"; of seed {plan.seeds[0]}" if len(plan.seeds) > 1 else ""
+    chart = line_chart(plan.target.metric, lines, frame, f"the target is {plan.target}{of_seed}")
     return section("Progress", switch(CLOCK), legend(lines), chart_grid([chart]))
 
 

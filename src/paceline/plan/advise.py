@@ -231,7 +231,7 @@ def caution(plan: Plan) -> str:
 def _seeds(plan: Plan) -> str:
     first, last = plan.seeds[0], plan.seeds[-1]
     alone = "one seed, and another one may change places of paces that are close (--seeds 3 tries three)"
-    return alone if first == last else f"the seeds {first} to {last}"
+    return alone if first == last else f"the seeds {first} {'and' if last == first + 1 else 'to'} {last}"
 
 
 def _here(plan: Plan) -> str:
