@@ -18,7 +18,7 @@ from paceline.messages import Address, Linked
 from paceline.plan.doctor.findings import Door
 from paceline.plan.speed import PATIENCE_S, Clock, receive, reply, take
 from paceline.transport.piece import Spec
-from paceline.transport.stream import hurry
+from paceline.transport.stream import hurry, shut
 from paceline.transport.tcp import TcpPort
 from paceline.transport.trust import Trust
 
@@ -62,7 +62,7 @@ class Doors:
         self._known: dict[TcpPort, set[Address]] = {}
         self._place = memoryview(bytearray(SIZES[-1]))
         self._is_over = threading.Event()
-        self._num_guests = threading.Semaphore(_MOST_GUESTS)
+        self._guests: list[tuple[threading.Thread, socket.socket]] = []
         for one in addresses:
             self._open(Address("server", rank), one)
         self._thread = threading.Thread(target=self._serve, name="paceline doors", daemon=True)
@@ -86,9 +86,12 @@ class Doors:
         self._plain[plain.fileno()] = (plain, door)
 
     def close(self) -> None:
-        """Shut them, and end the thread."""
+        """Shut them, see everybody out, and end the thread."""
         self._is_over.set()
         self._thread.join(PATIENCE_S)
+        for thread, guest in self._guests:
+            shut(guest)
+            thread.join(PATIENCE_S)
         for port in self._ports:
             port.close(flush_s=0.0)
         for plain, _ in self._plain.values():
@@ -123,23 +126,23 @@ class Doors:
     def _let_in(self, listener: socket.socket, door: Door) -> None:
         with suppress(OSError):
             guest, _ = listener.accept()
-            if not self._num_guests.acquire(blocking=False):
+            self._guests = [one for one in self._guests if one[0].is_alive()]
+            if len(self._guests) >= _MOST_GUESTS:
                 guest.close()
                 return
-            threading.Thread(target=self._entertain, args=(guest, door), name="paceline guest", daemon=True).start()
+            thread = threading.Thread(target=self._entertain, args=(guest, door), name="paceline guest", daemon=True)
+            self._guests.append((thread, guest))
+            thread.start()
 
     def _entertain(self, guest: socket.socket, door: Door) -> None:
-        try:
-            with guest, suppress(OSError, DeadlineError):
-                guest.settimeout(PATIENCE_S)
-                hurry(guest)
-                said = take(guest, HELLO_BYTES)
-                wish = said[:4]
-                if wish not in (TIME, BYTES) or not hmac.compare_digest(said, hello(self._trust, wish, door.address, door.plain_port)):
-                    return
-                if wish == TIME:
-                    reply(guest, clock=self._clock)
-                else:
-                    receive(guest, SPAN_S)
-        finally:
-            self._num_guests.release()
+        with guest, suppress(OSError, DeadlineError):
+            guest.settimeout(PATIENCE_S)
+            hurry(guest)
+            said = take(guest, HELLO_BYTES)
+            wish = said[:4]
+            if wish not in (TIME, BYTES) or not hmac.compare_digest(said, hello(self._trust, wish, door.address, door.plain_port)):
+                return
+            if wish == TIME:
+                reply(guest, clock=self._clock)
+            else:
+                receive(guest, SPAN_S)
