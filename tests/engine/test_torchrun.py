@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
 import sys
 from base64 import b64encode, urlsafe_b64encode
 from collections.abc import Callable
@@ -13,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from launch import environment, free_port, paceline_run
+from launch import environment, paceline_run
+from netns import namespaces
 from paceline.trace.record import read_summary
 from paceline.transport.keys import read_key_file, write_key_file
-from ranks import SCRIPT, TIMEOUT_S, Ranks
+from ranks import PORT_THERE, SCRIPT, TIMEOUT_S, Ranks
 
 Launched = Callable[..., Ranks]
 
@@ -134,20 +133,21 @@ def test_what_rank_0_refuses_every_rank_tells(launched: Launched) -> None:
 
 
 @pytest.mark.slow
-def test_torchrun_itself_with_two_nodes_of_two(tmp_path: Path) -> None:
-    port, out = free_port(), tmp_path / "run"
-    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2", "--master-addr", "127.0.0.1"]
-    nodes = [
-        subprocess.Popen(
-            [*command, "--master-port", str(port), "--node-rank", str(node), str(SCRIPT), "plain", "0"],
-            env=environment(PACELINE_OUT=str(out), PACELINE_PACE="sync"),
-        )
-        for node in range(2)
-    ]
-    try:
+def test_torchrun_itself_on_two_hosts_with_two_each_ends_with_the_same_bits(local: tuple[Path, str], tmp_path: Path) -> None:
+    key, out = tmp_path / "job.key", tmp_path / "run"
+    write_key_file(key)
+    told = {"PACELINE_OUT": str(out), "PACELINE_PACE": "sync", "PACELINE_LEASES": "static", "PACELINE_SERVERS": "2"}
+    with namespaces() as hosts:
+        command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2"]
+        command += ["--master-addr", hosts[0].address, "--master-port", str(PORT_THERE)]
+        nodes = [
+            host.popen(
+                [*command, "--node-rank", str(node), str(SCRIPT), "states", "0"],
+                env=environment(**told, PACELINE_KEY_FILE=str(key), PACELINE_SAME_HOST="tcp" if node else "memory"),
+            )
+            for node, host in enumerate(hosts)
+        ]
         assert [node.wait(TIMEOUT_S) for node in nodes] == [0, 0]
-    finally:
-        for node in nodes:
-            node.kill()
+    assert (local[0] / "final.safetensors").read_bytes() == (out / "final.safetensors").read_bytes()
     assert read_summary(out)["ledger"] == {"once": 800, "repeated": 0, "skipped": 0, "undone": 0}
-    assert os.path.exists(out / "report.html")
+    assert (out / "report.html").exists()
