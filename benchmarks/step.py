@@ -89,6 +89,13 @@ def run_paceline(script: str, arguments: list[str], num_workers: int, pace: str)
         return float(json.loads(out.read_text())["ms"])
 
 
+def run_launched(arguments: list[str], same_host: str) -> float:
+    """The step as a launcher starts it: two processes of one machine that share memory, or speak over TCP as if they were on two."""
+    with tempfile.TemporaryDirectory() as folder:
+        own = {"PACELINE_PACE": "sync", "PACELINE_OUT": str(Path(folder) / "run"), "PACELINE_SAME_HOST": same_host}
+        return run_ranks("paceline_step.py", arguments, 2, {**MALLOC, **own})
+
+
 def memory_rates() -> Rates:
     """What the machine's memory does now: the copy rate of two threads (GB/s); a norm, an SGD apply and a copy of 100 MB (ms).
 
@@ -131,6 +138,8 @@ def contenders(steps: int, *, ray: str | None) -> dict[str, Callable[[], float]]
         runs[f"paceline {size}"] = lambda a=arguments: run_paceline("paceline_step.py", a, 2, "sync")
         runs[f"ddp fused {size}"] = lambda a=arguments: run_ranks("ddp_step.py", [*a, "fused"], 2, {})
         runs[f"compute {size}"] = lambda a=arguments: run_ranks("compute_step.py", a, 2, MALLOC)
+    runs["launched 25m"] = lambda: run_launched(["25m", str(steps)], "memory")
+    runs["launched over tcp 25m"] = lambda: run_launched(["25m", str(steps)], "tcp")
     runs["ddp fused+malloc 25m"] = lambda: run_ranks("ddp_step.py", ["25m", str(steps), "fused"], 2, MALLOC)
     runs["ddp default 25m"] = lambda: run_ranks("ddp_step.py", ["25m", str(steps), "default"], 2, {})
     runs["paceline sync exchange"] = lambda: run_paceline("paceline_exchange.py", [few], 2, "sync")
