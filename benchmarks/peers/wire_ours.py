@@ -134,7 +134,7 @@ class Exchange:
         self._worker.send(COORDINATOR, Ready(step, 0, step % 2, (step,), (), 1, 1.0))
         hear(self._hub, Ready)
         self._hub.send(SERVER, Fold(step + 1, (Member(0, 0, step, step % 2, 1.0),), 1.0, 1.0))
-        self._worker.send(SERVER, Pull(step + 1, True, step - 1))
+        self._worker.send(SERVER, Pull(step + 1, False, step - 1))
         hear(self._worker, Params)
 
     def close(self) -> None:

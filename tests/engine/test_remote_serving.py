@@ -45,8 +45,9 @@ def shared(size_bytes: int) -> tuple[int, Tensor]:
     return fd, torch.frombuffer(memory.map_shared(fd), dtype=torch.uint8)
 
 
+@pytest.mark.parametrize("copy", [True, False])
 @pytest.mark.parametrize("when", ["before", "during"])
-def test_windows_arrive_while_the_update_is_made_and_are_the_new_ones(when: str) -> None:
+def test_windows_arrive_while_the_update_is_made_and_are_the_new_ones(when: str, copy: bool) -> None:
     torch.set_num_threads(1)
     module = nn.Module()
     module.flat = nn.Parameter(torch.zeros(NUM_ELEMENTS))
@@ -65,7 +66,7 @@ def test_windows_arrive_while_the_update_is_made_and_are_the_new_ones(when: str)
         worker.send(SERVER, Hello(0, 0, 1, "here", spec))
         hear(port, Hello)
         port.send(WORKER, Welcome(False, 1, 1, 0, parse_pace("sync")))
-        os.close(hear(worker, Welcome).attachments[0])
+        stand_in = hear(worker, Welcome).attachments[0]
         own, arena = shared(places.size_bytes)
         worker.send(SERVER, Attach(0, 0), (own,))
         server._take(hear(port, Attach))
@@ -74,12 +75,13 @@ def test_windows_arrive_while_the_update_is_made_and_are_the_new_ones(when: str)
         arena[places.gradients[0] :][: 4 * NUM_ELEMENTS].view(torch.float32).copy_(gradient)
         with suppress(PeerLostError):
             worker.send(COORDINATOR, Ready(0, 0, 0, (0,), (), 1, 1.0))
-        mine = arena[places.parameters :][: 4 * NUM_ELEMENTS].view(torch.float32)
+        where = arena[places.parameters :] if copy else torch.frombuffer(memory.map_shared(stand_in), dtype=torch.uint8)
+        mine = where[: 4 * NUM_ELEMENTS].view(torch.float32)
 
         def watch(done: int) -> None:
             heard.append(done)
             if when == "during" and len(heard) == 1:
-                worker.send(SERVER, Pull(1, copy=True))
+                worker.send(SERVER, Pull(1, copy=copy))
                 return
             deadline_s = monotonic() + 10.0
             number = done // 4
@@ -89,7 +91,7 @@ def test_windows_arrive_while_the_update_is_made_and_are_the_new_ones(when: str)
 
         server.hears = watch
         if when == "before":
-            worker.send(SERVER, Pull(1, copy=True))
+            worker.send(SERVER, Pull(1, copy=copy))
             server._take(hear(port, Pull))
         near.send(SERVER, Fold(1, (Member(0, 0, 0, 0, 1.0),), 1.0, 1.0))
         server._take(hear(port, Fold))
@@ -97,6 +99,7 @@ def test_windows_arrive_while_the_update_is_made_and_are_the_new_ones(when: str)
         assert torch.equal(mine, -gradient)
         assert len(heard) == 3
         os.close(own)
+        os.close(stand_in)
         os.close(parameters)
     finally:
         near.close(flush_s=0.0)

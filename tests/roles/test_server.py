@@ -131,7 +131,7 @@ def test_updates_are_made_in_order_and_pulls_wait_for_their_version(server, stor
 
 
 def test_a_pull_that_comes_in_mid_update_is_answered_behind_it_if_its_buffer_was_read_before(server, store):
-    next_ones: list[list[tuple[int, int]]] = []
+    next_ones: list[list[tuple[int, int, bool]]] = []
 
     def apply(**_: object) -> None:
         for pull in (Pull(2, copy=True), Pull(1, copy=True, taken=0), Pull(1, copy=False), Pull(1, copy=True)):
@@ -140,7 +140,7 @@ def test_a_pull_that_comes_in_mid_update_is_answered_behind_it_if_its_buffer_was
 
     store.apply = apply
     assert messages(server.handle(COORDINATOR, fold(1, 0))) == [Params(1)] * 3
-    assert next_ones == [[], [], [], [(0, 0)]]
+    assert next_ones == [[], [], [(0, 0, False)], [(0, 0, False), (0, 0, True)]]
 
 
 def test_a_gap_in_the_versions_ends_the_server(server):

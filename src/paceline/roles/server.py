@@ -298,11 +298,11 @@ class Server:
         """A pull that came while the store makes an update: it is answered behind it at the earliest."""
         self._pulls.append(Waiting(sender, pull))
 
-    def answered_next(self) -> list[tuple[int, int]]:
-        """The workers, with their incarnations, into whose memory the update that the store makes now will be copied behind it."""
-        due = [one for one in self._pulls if one.pull.copy and one.pull.at_least <= self.version + 1]
-        numbers = [one.sender.id for one in due if self._taken.get(one.sender.id, -1) >= one.pull.taken]
-        return [(number, self._incarnations[number]) for number in numbers if number in self._incarnations]
+    def answered_next(self) -> list[tuple[int, int, bool]]:
+        """The workers, with their incarnations, that pull the update which the store makes now; whether it is to be copied for them."""
+        due = [(one.sender.id, one.pull) for one in self._pulls if one.pull.at_least <= self.version + 1]
+        ours = [(number, pull.copy) for number, pull in due if self._taken.get(number, -1) >= pull.taken]
+        return [(number, self._incarnations[number], copy) for number, copy in ours if number in self._incarnations]
 
     def _answer(self) -> None:
         waiting, self._pulls = self._pulls, []

@@ -43,7 +43,7 @@ class Guest:
         self.arena = arena
         self.next_step = 0
         self.num_pulls = 0
-        self.wants_buffers = False
+        self.pull = Pull(0, True)
         self.coming: deque[Step] = deque()
         self.stream: Departure | None = None
 
@@ -102,8 +102,8 @@ class ServerPort:
                     self._early.append(delivery)
                     return None
                 return self._hosted(delivery, self._parts)
-            case Pull(buffers=buffers) if delivery.sender in self._guests:
-                self._guests[delivery.sender].wants_buffers = buffers
+            case Pull() as pull if delivery.sender in self._guests:
+                self._guests[delivery.sender].pull = pull
             case None:
                 self._guests.pop(delivery.sender, None)
             case _:
@@ -126,7 +126,7 @@ class ServerPort:
         """The pulls of workers that are not near, of those that have come by now; everything else waits for `receive`."""
         while (delivery := self._port.receive(0.0)) is not None:
             if isinstance(delivery.message, Pull) and delivery.sender in self._guests:
-                self._guests[delivery.sender].wants_buffers = delivery.message.buffers
+                self._guests[delivery.sender].pull = delivery.message
                 yield delivery.sender, delivery.message
             else:
                 self._passed_over.append(delivery)
@@ -136,7 +136,7 @@ class ServerPort:
         guest = self._guests.get(worker)
         if guest is None or guest.stream is not None or self._parts is None:
             return False
-        data = guest.arena[self._parts.private(self._shard)]
+        data = self._parameters(self._parts, guest)
         with suppress(PeerLostError):
             guest.stream = self._port.start(worker, DOWN_KEYS * guest.num_pulls, bytes_spec(data), data, released_bytes=0)
         return guest.stream is not None
@@ -178,14 +178,18 @@ class ServerPort:
         parts, guest = self._known(worker)
         has_begun = guest.stream is not None
         guest.stream = None
-        values = [guest.arena[parts.private(self._shard)]]
-        if guest.wants_buffers:
+        values = [self._parameters(parts, guest)]
+        if guest.pull.buffers:
             values += [guest.arena[parts.mean_buffers], self._shared[parts.constants]]
         for number, data in enumerate(filled(values)):
             if has_begun and number == 0:
                 continue
             self._port.start(worker, DOWN_KEYS * guest.num_pulls + number, bytes_spec(data), data)
         guest.num_pulls += 1
+
+    def _parameters(self, parts: Parts, guest: Guest) -> memoryview:
+        """What a pull brings: the copy that was made for it, or the shard itself, which does not change before the worker's Ready."""
+        return guest.arena[parts.private(self._shard)] if guest.pull.copy else self._shared[parts.shared(self._shard)]
 
     def _send_final(self, to: Address, finished: Message) -> None:
         """The shard's last values go with its Finished, for the final model."""

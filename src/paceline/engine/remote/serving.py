@@ -29,7 +29,7 @@ class RemoteServer(ServerProcess):
         """`done` bytes of the shard are of the version that is being made."""
         for sender, pull in self._tensors.pulls():
             self._role.park(sender, pull)
-        for worker, incarnation in self._role.answered_next():
-            if self._tensors.begin_stream(Address("worker", worker)):
+        for worker, incarnation, copy in self._role.answered_next():
+            if self._tensors.begin_stream(Address("worker", worker)) and copy:
                 shard.follow(worker, incarnation)
         self._tensors.go_on(done)

@@ -193,7 +193,7 @@ class WorkerPort:
                     self._port.widen(server, lanes=WIDE)
 
     def _expect(self, server: Address, pull: Pull) -> Pull:
-        """Name the places of what a pull brings; a server always copies, for it cannot be read in place."""
+        """Name the places of what a pull brings. Without `copy` it is sent from where nobody writes until the next Ready."""
         parts, shard = self._known(), server.id
         places = [self._arena[parts.private(shard)] if pull.copy else self._shared[parts.shared(shard)]]
         if pull.buffers:
@@ -203,7 +203,7 @@ class WorkerPort:
         self._coming[server] = [
             self._port.expect(server, first + number, bytes_spec(place), place) for number, place in enumerate(filled(places))
         ]
-        return Pull(pull.at_least, True, pull.taken, pull.buffers)
+        return Pull(pull.at_least, pull.copy or pull.buffers, pull.taken, pull.buffers)
 
     def _take_over(self, shard: int, source: memoryview, asked: Pull) -> None:
         """What a server that is near left to be read in place, for a worker that does not read all of them there."""
