@@ -22,7 +22,8 @@ from paceline.ports import Delivery
 from paceline.roles.coordinator import Coordinator
 from paceline.roles.effects import Effect, End, Metrics, Note, Send, Warn
 from paceline.roles.server import Server
-from paceline.roles.worker import Receive, WorkerRole
+from paceline.roles.talk import Receive
+from paceline.roles.worker import WorkerRole
 from paceline.tensors.shard import Shard
 from paceline.transport import memory
 

@@ -18,10 +18,14 @@ from paceline.messages import (
     Attached,
     Begin,
     Bye,
+    Disband,
+    Factor,
     Fold,
+    Form,
     GiveBack,
     Go,
     Keep,
+    Leaving,
     Load,
     Message,
     Ready,
@@ -32,8 +36,12 @@ from paceline.messages import (
 )
 from paceline.pace import Late, Pace
 from paceline.roles.effects import Effect, Note, Send
+from paceline.roles.routes import BROKEN, LOST, MOST_FAILURES
 from stores import Name, Violation, name_of
 from world import Observer, World
+
+IN_GROUP = (Fold, Factor, SetPace, Keep, Restore, Restate)
+"""Entries of the order that go to the workers of a group in place of the servers."""
 
 
 class Arrived(NamedTuple):
@@ -107,6 +115,8 @@ class Referee(Observer):
         self.kept: set[Name] | None = None
         self.keeps = False
         self.restored: list[tuple[int, set[Name]]] = []
+        self.proposed: Fold | None = None
+        self.group: tuple[int, ...] = ()
 
     # --- events -------------------------------------------------------------------------------------------
 
@@ -135,7 +145,7 @@ class Referee(Observer):
                 self._activate(model)
             case Ready() if model is not None:
                 self._ready(model, (sender.id, message.incarnation, message.step), message)
-            case GiveBack() if model is not None:
+            case GiveBack() | Leaving() if model is not None:
                 self._fewest()
                 model.active = model.computing = model.in_place = False
             case _:
@@ -162,11 +172,17 @@ class Referee(Observer):
 
     def after(self, effects: list[Effect]) -> None:
         self.changing = any(isinstance(effect, Send) and isinstance(effect.message, SetPace) for effect in effects)
+        grouped: dict[int, list[Message]] = {}
         for effect in effects:
             if isinstance(effect, Note):
                 self._noted(effect.event)
+            elif isinstance(effect, Send) and effect.to.role == "worker" and isinstance(effect.message, IN_GROUP):
+                grouped.setdefault(effect.to.id, []).append(effect.message)
+                if effect.to.id == min(grouped):
+                    self._proposed(effect.message)
             elif isinstance(effect, Send):
                 self._sent(effect.to, effect.message)
+        require(len({tuple(map(repr, orders)) for orders in grouped.values()}) <= 1, f"the group got different orders: {grouped}")
         self.begun = self.begun or any(isinstance(effect, Send) and isinstance(effect.message, Go) for effect in effects)
         assert self.world is not None
         if self.world.coordinator.job.ended:
@@ -185,7 +201,9 @@ class Referee(Observer):
             self.pending.remove(name)
             self.refused[name] = str(event["reason"])
             came = self.arrived[name]
-            require(not self._welcome(came), f"{name} is refused for nothing: {came}")
+            is_lost = event["reason"] == LOST and name[:2] not in [(number, one.incarnation) for number, one in self.workers.items()]
+            is_broken = event["reason"] == BROKEN and self.world is not None and self.world.coordinator.routes.num_broken >= MOST_FAILURES
+            require(is_lost or is_broken or not self._welcome(came), f"{name} is refused for nothing: {came}")
 
     def _welcome(self, came: Arrived) -> bool:
         late = came.pace.late is Late.DROP and came.base != came.version
@@ -200,6 +218,10 @@ class Referee(Observer):
             else:
                 first = self.orders[0][len(self.orders[to.id]) - 1]
                 require(first == message or not isinstance(message, Fold | Accept), "shards got other orders")
+        elif isinstance(message, Form):
+            self.proposed, self.group = None, message.workers
+        elif isinstance(message, Disband):
+            self.proposed, self.group = None, ()
         elif isinstance(message, Go) and not self.begun:
             self.workers[to.id].counted = True
         elif isinstance(message, Start):
@@ -207,14 +229,41 @@ class Referee(Observer):
 
     # --- updates ------------------------------------------------------------------------------------------
 
+    def _proposed(self, message: Message) -> None:
+        """An entry of the order goes to a group: an update is made when all of it have voted for it."""
+        match message:
+            case Fold(votes=votes):
+                require(votes, f"update {message.version} of a group is not voted on")
+                outside = [member.worker for member in message.members if member.worker not in self.group]
+                require(not outside, f"update {message.version} of {self.group} has gradients of {outside}")
+                require(
+                    not any(model.computing for model in self.workers.values()),
+                    f"update {message.version} is summed while somebody computes",
+                )
+                self._check_fold(message)
+                self.proposed = message
+            case Factor(version=version):
+                require(self.proposed is not None and self.proposed.version == version, f"update {version} was not proposed")
+                assert self.proposed is not None
+                self._commit(self.proposed)
+                self.proposed = None
+            case _:
+                require(self.proposed is None, f"{message} comes between an update and its vote")
+                self._ordered(message)
+
     def _ordered(self, message: Message) -> None:
         match message:
             case Fold():
-                self._folded(message)
+                self._check_fold(message)
+                self._commit(message)
             case Accept(member=member):
                 require(self._welcome(self.arrived[name_of(member)]), f"{name_of(member)} is accepted against the rules")
                 require(name_of(member) in self.pending, f"{name_of(member)} is accepted but not pending")
                 self.gathered[name_of(member)] = len(self._live())
+            case Restate(handed=True):
+                require(message.version == self.version, f"version {message.version} is handed over when {self.version} is ordered")
+                require(not any(model.computing for model in self.workers.values()), "the shards move while somebody computes")
+                self.group = ()
             case Restate():
                 self.version, self.kept = message.version, None
             case SetPace():
@@ -244,24 +293,31 @@ class Referee(Observer):
         self.restored.append((self.world.coordinator.epochs.index, self.kept or set()))
         self.version = self.floor = restore.version
 
-    def _folded(self, fold: Fold) -> None:
+    def _check_fold(self, fold: Fold) -> None:
         require(fold.version == self.version + 1, f"version {fold.version} follows {self.version}")
-        self.keeps = False
         names = [name_of(member) for member in fold.members]
         for name in names:
             require(name in self.arrived, f"update {fold.version} has {name}, which never arrived")
             require(name not in self.folded, f"{name} is in updates {self.folded.get(name)} and {fold.version}")
             require(name not in self.refused, f"{name} was refused and is in update {fold.version}")
             require(self._welcome(self.arrived[name]), f"{name} is in update {fold.version} against the rules: {self.arrived[name]}")
-            self.folded[name] = fold.version
-            if self.kept is not None:
-                self.kept.add(name)
         require(Counter(names) == Counter(self.pending), f"update {fold.version} has {names}, pending were {self.pending}")
-        changing = self.changing and not any(model.in_place for model in self.workers.values())
+        assert self.world is not None
+        changing = (self.changing or self.world.coordinator.steps.change is not None) and not any(
+            model.in_place for model in self.workers.values()
+        )
         # what is leased to those whom the update lets go is not yet theirs when it is made
         due = changing or self.loading or self._fold_due() or self._fold_due(self.unstarted)
         require(due, f"update {fold.version} of {names} is made too early in {self._pace.name}")
         self._check_bounds(fold, self._pace)
+
+    def _commit(self, fold: Fold) -> None:
+        self.keeps = False
+        for name in map(name_of, fold.members):
+            require(name in self.pending, f"update {fold.version} is made with {name}, which is answered already")
+            self.folded[name] = fold.version
+            if self.kept is not None:
+                self.kept.add(name)
         self.version = fold.version
         self.pending.clear()
 
@@ -318,6 +374,7 @@ class Referee(Observer):
         if start.work and not model.computing:
             require(start.at_least == self.version, f"worker {worker} may read version {start.at_least} when {self.version} is ordered")
             require(not self._held_up(worker), f"worker {worker} starts against the rules of {self._pace.name}")
+            require(self.proposed is None, f"worker {worker} starts while its group sums update {self.version + 1}")
         if start.work:
             self._activate(model)
             model.counted = model.computing = True
@@ -331,7 +388,8 @@ class Referee(Observer):
         mine = any(name[:2] == (worker, model.incarnation) for name in self.pending)
         lead = model.count - self._fewest() if model.active else 0
         bound = self._pace.max_lead if model.bound is None or self._pace.max_lead is None else model.bound
-        return (self._pace.distinct and mine) or (bound is not None and lead > bound)
+        is_outsider = bool(self.group) and worker not in self.group
+        return is_outsider or (self._pace.distinct and mine) or (bound is not None and lead > bound)
 
     def _unstarted(self, worker: int) -> bool:
         assert self.world is not None
@@ -363,7 +421,9 @@ class Referee(Observer):
 
     def _nobody_waits_in_vain(self) -> None:
         assert self.world is not None
-        change = self.world.coordinator.steps.change
+        change, moves = self.world.coordinator.steps.change, self.world.coordinator.routes.holds_back
+        if moves:
+            return  # the shards are on their way, or a group sums: where this never ends, the world has hung
         in_place = any(model.in_place for model in self.workers.values())
         require(change is None or in_place, f"the change to {change and change.pace.name} waits though nobody computes in place")
         for number, model in self.workers.items():

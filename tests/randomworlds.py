@@ -8,12 +8,14 @@ import pytest
 
 from ends import check_end, check_samples
 from laws import Referee
+from paceline.errors import ProtocolError
 from paceline.hybrid import Hybrid
 from paceline.logic.policies.policy import Decision, Move
 from paceline.logic.signals import Signals
 from paceline.pace import Pace, parse_pace
 from paceline.roles import moves
 from paceline.roles.effects import JobSettings
+from paceline.settings import Route
 from routines import Data, Habits, Trainee
 from stores import Violation
 from world import Mishap, World
@@ -25,7 +27,7 @@ def random_pace(draw: random.Random, num_workers: int) -> Pace:
     """Any named pace with fitting arguments, sometimes with a setting of its own."""
     k = draw.randint(1, num_workers)
     name = draw.choice((
-        "sync", "sync", f"backup:{draw.randrange(num_workers)}", f"ksync:{k}", f"kbatchsync:{draw.randint(1, 6)}", f"kasync:{k}",
+        "sync", "sync", "sync", f"backup:{draw.randrange(num_workers)}", f"ksync:{k}", f"kbatchsync:{draw.randint(1, 6)}", f"kasync:{k}",
         f"kbatchasync:{draw.randint(1, 6)}", f"softsync:{k}", "async", f"ssp:{draw.randrange(4)}",
     ))  # fmt: skip
     if draw.random() < 0.2:
@@ -33,6 +35,11 @@ def random_pace(draw: random.Random, num_workers: int) -> Pace:
     if draw.random() < 0.2:
         name += draw.choice((",max_staleness=1", ",max_staleness=2", ",max_staleness=5"))
     return parse_pace(name)
+
+
+def random_route(draw: random.Random) -> Route:
+    """Mostly the servers', as in most runs."""
+    return draw.choice(("servers", "servers", "servers", "collective", "collective", "auto"))
 
 
 def random_habits(draw: random.Random, num_workers: int) -> Habits:
@@ -102,7 +109,8 @@ def play_by(draw: random.Random) -> World:
     habits, pace = random_habits(draw, num_workers), random_pace(draw, num_workers)
     policy = Wild(draw, num_workers, judges=draw.random() < 0.5) if draw.random() < 0.6 else None
     hybrid = None if policy is None else Hybrid("hybrid:wild", "goodput", pace)
-    settings = JobSettings(num_workers, draw.randint(1, 3), pace, patience_s=PATIENCE_S, hybrid=hybrid)
+    num_servers = draw.randint(1, 3)
+    settings = JobSettings(num_workers, num_servers, pace, patience_s=PATIENCE_S, hybrid=hybrid, route=random_route(draw))
     referee = Referee()
     world = World(settings, draw, lambda process: Trainee(process, habits).main(), observer=referee, policy=policy)
     referee.world = world
@@ -116,13 +124,17 @@ def play_by(draw: random.Random) -> World:
             patch.setattr(moves, "EVERY_S", 0.0)
             end = world.run(mishaps)
         judge(world, referee, habits, end.code, end.sentence)
-    except Violation as violation:
+    except (Violation, ProtocolError) as violation:
         raise Violation(f"{violation} [{pace.name}, {num_workers} workers, {habits}, {mishaps}]") from violation
     return world
 
 
 def judge(world: World, referee: Referee, habits: Habits, code: int, sentence: str) -> None:
     """An end is good, or has a good reason."""
+    if code == 4 and "the last one of the group" in sentence:
+        if any(process.alive and process.applier is not None and process.applier.is_active for process in world.processes.values()):
+            raise Violation(f"{sentence}, but somebody holds them")
+        return
     survivors = [process for process in world.processes.values() if process.role.pace is not None and (process.alive or process.finished)]
     if code in (4, 5) and not survivors:
         return

@@ -45,7 +45,8 @@ class Ranks:
     ) -> None:
         self.out, self._hosts, self._on_each, self._folders = out, hosts, on_each, folders
         self._command = [sys.executable, str(script), *arguments]
-        told = {f"PACELINE_{name.upper()}": value for name, value in {"pace": "sync", "out": str(out), **settings}.items()}
+        given = {"pace": "sync", "route": "servers", "out": str(out), **settings}
+        told = {f"PACELINE_{name.upper()}": value for name, value in given.items()}
         # the namespaces of one machine look like one host to the engine
         same_host = same_host or ("hosts" if hosts else "memory")
         address, port = (hosts[0].address, PORT_THERE) if hosts else ("127.0.0.1", free_port())

@@ -73,7 +73,7 @@ class Bench(NamedTuple):
         self.replica.await_copies()
         if not in_place:
             copy_out(layout_of(spec_of(self.model, self.optimizer)), self.shared, self.arena)
-        self.replica.point(in_place)
+        self.replica.point("shards" if in_place else "private")
         self.replica.copy_in()
 
     def published(self, buffer: int) -> dict[str, torch.Tensor]:

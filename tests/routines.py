@@ -10,7 +10,7 @@ import msgspec
 
 from paceline.messages import Draw, Drawn, EpochOver, Hello, Load
 from paceline.roles.effects import Send
-from paceline.roles.worker import Gradient, Leased, Receive
+from paceline.roles.talk import Gradient, Leased, Receive
 from stores import Content
 from world import Compute, Process, model_of
 

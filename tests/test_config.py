@@ -290,7 +290,7 @@ def test_explain_has_a_row_for_every_setting_with_its_origin() -> None:
     assert ("workers", "2", DEFAULT) in rows
     assert [row[0] for row in rows] == [
         *("workers", "servers", "pace", "leases", "batch", "shares", "lr_rule", "out", "seed", "slow", "compute", "patience"),
-        *("engine", "cluster", "gradients", "min_workers", "max_workers", "address", "config"),
+        *("engine", "route", "cluster", "gradients", "min_workers", "max_workers", "address", "config"),
     ]
 
 

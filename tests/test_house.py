@@ -37,7 +37,7 @@ FORBIDDEN_NAMES = {"utils", "util", "common", "helpers", "helper", "misc", "mana
 MOST_FUNCTION_LINES = 60
 MOST_MODULE_LINES = 320
 MOST_POSITIONAL = 6  # five and self
-LONGER = {"paceline.messages": 680}  # a table of values
+LONGER = {"paceline.messages": 790}  # a table of values
 
 
 def name_of(path: Path) -> str:

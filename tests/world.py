@@ -11,14 +11,17 @@ from collections import deque
 from collections.abc import Callable, Generator
 from typing import NamedTuple
 
+from grouped import CountingWhole, Groups
 from paceline.logic.policies.policy import Policy
-from paceline.messages import COORDINATOR, Address, Halt, Message, ModelSpec, Restate, Serve, ServerHello, TensorSpec
+from paceline.messages import COORDINATOR, Address, Form, Halt, Handed, Load, Message, ModelSpec, Restate, Serve, ServerHello, TensorSpec
 from paceline.pace import Pace
 from paceline.ports import Delivery
+from paceline.roles.applier import Applier
 from paceline.roles.coordinator import Coordinator
 from paceline.roles.effects import Decide, Effect, End, JobSettings, Note, Send, Warn
 from paceline.roles.server import Server
-from paceline.roles.worker import Receive, WorkerRole
+from paceline.roles.talk import Receive, Together
+from paceline.roles.worker import WorkerRole
 from stores import Arena, Content, CountingStore, Name, Violation
 
 TICK_S = 0.001
@@ -62,13 +65,16 @@ class Process:
         self.finished = False
         self.yields_left = -1
         self._seen = list(self.role.versions)
-        self._run = script(self)
+        self.whole = CountingWhole(world, self, model_of())
+        self.applier = None if world.settings.route == "servers" else Applier(self.role, self.whole)
+        self.role.holder = self.applier
+        self._run = script(self) if self.applier is None else self.applier.attend(script(self))
 
     @property
     def address(self) -> Address:
         return Address("worker", self.worker)
 
-    def resume(self, delivery: Delivery | None) -> None:
+    def resume(self, delivery: Delivery | str | None) -> None:
         """Run the script until it waits or computes."""
         self.receiving = self.computing = self.reading = self.reads_in_place = False
         value = delivery
@@ -88,10 +94,13 @@ class Process:
             if isinstance(wish, Send):
                 self.world.post(self.address, wish.to, wish.message, wish.attachments)
                 continue
-            if isinstance(wish, Receive):
+            if isinstance(wish, Together):
+                self.why = f"do with its group {type(wish.what).__name__}"
+                self.world.groups.come(self, wish)
+            elif isinstance(wish, Receive):
                 self.receiving, self.why = True, wish.why
             else:
-                self.computing, self.reading, self.reads_in_place = True, wish.reads, wish.reads and self.role.in_place
+                self.computing, self.reading, self.reads_in_place = True, wish.reads, wish.reads and self.role.memory == "shards"
                 self.why = "compute"
             return
 
@@ -150,6 +159,8 @@ class World:
         self.contents: dict[Name, Content] = {}
         self.read: dict[Name, set[int]] = {}
         self.refused: dict[Name, str] = {}
+        self.groups = Groups(self)
+        self.states: dict[type[Message], tuple[object, ...]] = {}
         self.ended: End | None = None
         self.events: list[dict[str, object]] = []
         self.warnings: list[str] = []
@@ -193,6 +204,7 @@ class World:
     def close(self, process: Process) -> None:
         """A worker's process ends: every peer that it spoke to sees the end of the connection."""
         process.stop()
+        self.groups.gone(process)
         for key in list(self.channels):
             if key[0] == process.address:
                 self.channels[key].append((process.role.incarnation, None, ()))
@@ -217,7 +229,10 @@ class World:
         elif to.role == "worker":
             incarnation = self._connected.get((sender, to), -1)
             process = self.processes.get(to.id)
-            if process is None or not process.alive or process.role.incarnation != incarnation:
+            is_there = process is not None and process.alive and process.role.incarnation == incarnation
+            if isinstance(message, Form):
+                self.groups.told(to.id, incarnation if is_there else -1, message)
+            if not is_there:
                 return
         queue = self.channels.get((sender, to))
         if queue is None:
@@ -230,6 +245,8 @@ class World:
         if sender.role == "worker":
             self._connected[to, sender] = incarnation if message is not None else -1
         if to == COORDINATOR:
+            if message is not None and attachments:
+                self.states[type(message)] = attachments
             self.observer.before(sender, message)
             if message is None:
                 self._carry_out(self.coordinator.left(sender, "killed", self.now_s))
@@ -248,8 +265,8 @@ class World:
     def _carry_out(self, effects: list[Effect]) -> None:
         for effect in effects:
             if isinstance(effect, Note) and effect.event["event"] == "refuse":
-                worker = int(str(effect.event["worker"]))
-                name = (worker, self._connected[COORDINATOR, Address("worker", worker)], int(str(effect.event["step"])))
+                worker, step = int(str(effect.event["worker"])), int(str(effect.event["step"]))
+                name = max(name for name in self.contents if name[0] == worker and name[2] == step)
                 if name in self.refused:
                     raise Violation(f"{name} is refused twice")
                 self.refused[name] = str(effect.event["reason"])
@@ -259,7 +276,8 @@ class World:
     def _send_all(self, sender: Address, effects: list[Effect]) -> None:
         for effect in effects:
             if isinstance(effect, Send):
-                state = (b"state",) if isinstance(effect.message, Restate) else ()
+                restate = effect.message if isinstance(effect.message, Restate) else None
+                state = self.states[Handed if restate.handed else Load] if restate else ()
                 self.post(sender, effect.to, effect.message, effect.attachments or state)
             elif isinstance(effect, Note):
                 self.events.append(effect.event)
@@ -322,12 +340,15 @@ class World:
             if process.computing:
                 total += self.weights.setdefault(process.worker, self.random.choice((0.3, 0.1, 0.02)))
                 choices.append((total, process))
+        for process in self.groups.able():
+            total += self.weights.setdefault(("group", process.worker), self.random.choice((1.0, 0.3, 0.05)))
+            choices.append((total, process))
         if not choices:
             return False
         at = self.random.random() * total
         chosen = next(choice for upto, choice in choices if at < upto)
         if isinstance(chosen, Process):
-            chosen.resume(None)
+            chosen.resume(None if chosen.computing else self.groups.done(chosen))
         else:
             self._deliver(*chosen)  # pyright: ignore[reportGeneralTypeIssues]
         return True

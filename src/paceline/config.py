@@ -55,6 +55,7 @@ _DEFAULTS: dict[str, object] = {
     "slow": (),
     "patience": "60s",
     "engine": "local",
+    "route": "auto",
     "gradients": "yes",
 }
 

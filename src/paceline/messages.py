@@ -152,6 +152,7 @@ class Ready(Message, frozen=True):
     `buffer_samples` > 0: the model's buffers lie beside the gradient and weigh so many samples.
     `compute_s`, `wait_s` and `pulled_bytes` are counted since the last Ready; `exchange_s` is the part of `wait_s` after
     the coordinator let the worker go on: the update's apply and the copy of the parameters.
+    `in_group`: the gradient stays with its worker, whose group will sum it.
     """
 
     step: int
@@ -169,6 +170,7 @@ class Ready(Message, frozen=True):
     wait_s: float = 0.0
     pulled_bytes: int = 0
     exchange_s: float = 0.0
+    in_group: bool = False
 
 
 class AtEnd(Message, frozen=True):
@@ -214,6 +216,44 @@ class StopRun(Message, frozen=True):
 
 class Bye(Message, frozen=True):
     """The worker's script has ended well."""
+
+
+class Convened(Message, frozen=True):
+    """Group `generation` can meet there."""
+
+    generation: int
+    host: str
+    port: int
+
+
+class Formed(Message, frozen=True):
+    """This worker is one of group `generation` and holds all shards at `version`.
+
+    Where the run's route is open: `collective_s` is what summing a gradient in the group takes, `servers_s` what the
+    exchange with the servers takes, both for the whole model and reckoned from a piece of it.
+    """
+
+    generation: int
+    version: int
+    collective_s: float = 0.0
+    servers_s: float = 0.0
+
+
+class Broken(Message, frozen=True):
+    """Group `generation` could not meet, or could not sum; nothing of that update is applied here."""
+
+    generation: int
+    why: str
+
+
+class Handed(Message, frozen=True):
+    """All shards as this worker holds them: the attachment, in the format of `tensors.state`."""
+
+    version: int
+
+
+class Leaving(Message, frozen=True):
+    """The script has ended and its worker is in a group: answered by Free once it is not needed any more."""
 
 
 # --- coordinator -> worker -------------------------------------------------------------------------------
@@ -318,6 +358,37 @@ class Halt(Message, frozen=True):
     sentence: str
 
 
+class Convene(Message, frozen=True):
+    """Open the place where group `generation` is to meet."""
+
+    generation: int
+
+
+class Form(Message, frozen=True):
+    """Be one of group `generation`: its `workers` hold all shards each, and the order comes to them in place of the servers.
+
+    They meet at `host` and `port`. `fresh`: the servers have the shards, at `version`. `measure`: tell what the routes take.
+    """
+
+    generation: int
+    workers: tuple[int, ...]
+    version: int
+    fresh: bool
+    host: str = ""
+    port: int = 0
+    measure: bool = False
+
+
+class Disband(Message, frozen=True):
+    """The servers hold the shards from here on; with `gives`, hand them over first (Handed)."""
+
+    gives: bool
+
+
+class Free(Message, frozen=True):
+    """The answer to Leaving."""
+
+
 # --- coordinator -> server -------------------------------------------------------------------------------
 
 
@@ -363,6 +434,8 @@ class Fold(Message, frozen=True):
     The learning rates are multiplied by `lr_factor`. `hyper` is empty when unchanged since the last Fold.
     `absent` is the bitmap of parameters without a gradient in any member. With `clip` > 0, and under a `bound`
     correction, the shard reports its part of the squared norms and waits for a Factor. `measure`: it answers Measured.
+    `votes`: the members are of a group that holds all shards each; the report says that the sum is there, Factor that it is
+    on all of them.
     """
 
     version: int
@@ -373,6 +446,7 @@ class Fold(Message, frozen=True):
     absent: bytes = b""
     clip: float = 0.0
     measure: bool = False
+    votes: bool = False
 
 
 class Factor(Message, frozen=True):
@@ -416,11 +490,12 @@ class Snapshot(Message, frozen=True):
 
 
 class Restate(Message, frozen=True):
-    """Update `version` is a loaded state (attached), not a fold."""
+    """Update `version` is a loaded state (attached), not a fold; `handed`: it is what the workers' group made of it."""
 
     version: int
     has_parameters: bool
     has_optimizer_state: bool
+    handed: bool = False
 
 
 class Gone(Message, frozen=True):
@@ -619,10 +694,10 @@ class Advice(Message, frozen=True):
 
 WorkerToCoordinator = (
     Hello | Seeded | Attached | Enter | Drawn | LeaseRequest | Begin | GiveBack | Ready | AtEnd | Meet | Log
-    | SnapshotRequest | Load | StopRun | Bye | Failed
+    | SnapshotRequest | Load | StopRun | Bye | Failed | Convened | Formed | Broken | Handed | Leaving
 )  # fmt: skip
 ServerToCoordinator = ServerHello | Serving | PartNorm | Measured | NotFinite | Finished | Failed
-CoordinatorToWorker = Welcome | Go | Draw | Plan | Grant | Start | EpochOver | Met | Halt
+CoordinatorToWorker = Welcome | Go | Draw | Plan | Grant | Start | EpochOver | Met | Convene | Form | Disband | Free | Halt
 CoordinatorToServer = Serve | Accept | Fold | Factor | SetPace | Keep | Restore | Snapshot | Restate | Gone | Finish | Halt
 WorkerToServer = Attach | Pull
 ServerToWorker = Params | Linked | State | Halt

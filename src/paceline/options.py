@@ -48,6 +48,10 @@ class Options:
         str | None,
         _option(_SAMPLES, "RULE", "linear, sqrt or none: how the learning rate follows the quorum. Default: linear for SGD, else sqrt."),
     ] = None
+    route: Annotated[
+        str | None,
+        _option(_HOW, "ROUTE", "How sync updates are made: by servers, collective (workers sum among themselves), or auto. Default: auto."),
+    ] = None
     slow: Annotated[
         tuple[str, ...],
         _option(_TRY, "W=FACTOR", "Slow worker W down, or only in a share of the run: 1=4 or 1=4@0.33-0.66. May be repeated."),

@@ -123,6 +123,11 @@ class Pace(msgspec.Struct, frozen=True, tag=True):
         """
         return math.ceil(num_workers / self.quorum.of(num_workers)) - 1
 
+    @property
+    def is_collective(self) -> bool:
+        """Whether a group of workers can make its updates among themselves: of all of them at once, and nothing but summed."""
+        return self.reads_in_place and self.late is Late.DROP and self.correction.rule == "none" and self.momentum == "keep"
+
 
 def _whole(name: str, text: str, *, least: int) -> int:
     if not re.fullmatch(r"-?[0-9]{1,12}", text) or not least <= int(text) <= MOST_COUNT:

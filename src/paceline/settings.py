@@ -19,6 +19,7 @@ from paceline.pace import LrRule, Pace
 Leases = Literal["exact", "static"]
 Batch = Literal["per-worker", "global"]
 Shares = Literal["even", "speed"]
+Route = Literal["auto", "servers", "collective"]
 Engine = Literal["local", "virtual", "torchrun", "ray"]
 
 MOST_PROCESSES = 1024
@@ -69,6 +70,7 @@ class Settings(msgspec.Struct, frozen=True):
     compute: str | None
     patience_s: float
     engine: Engine
+    route: Route
     cluster: str | None
     gradients: bool
     min_workers: int | None = None
@@ -87,6 +89,11 @@ class Settings(msgspec.Struct, frozen=True):
     def most_workers(self) -> int:
         """How many workers there may be at a time; their numbers are below."""
         return self.workers if self.max_workers is None else self.max_workers
+
+    @property
+    def route_in_force(self) -> Route:
+        """The route, as far as it needs no measuring: where processes share memory, nothing is faster than the servers."""
+        return "servers" if self.route == "auto" and self.engine != "torchrun" else self.route
 
     @property
     def cuts_samples(self) -> bool:
@@ -229,6 +236,7 @@ FIELDS: dict[str, Field] = {
     "compute": Field("compute", recorded, lambda path: f"recorded:{path}"),
     "patience": Field("patience_s", patience_s, lambda seconds: f"{_plain(seconds)}s"),
     "engine": Field("engine", lambda value: choice(value, get_args(Engine))),
+    "route": Field("route", lambda value: choice(value, get_args(Route))),
     "cluster": Field("cluster", path_text),
     "gradients": Field("gradients", lambda value: choice(value, _YES_OR_NO) == "yes", lambda value: _YES_OR_NO[not value]),
     "min_workers": Field("min_workers", lambda value: whole(value, least=1, most=MOST_PROCESSES)),
@@ -256,6 +264,9 @@ def check_together(settings: Settings) -> tuple[str, ConfigError] | None:
         return "cluster", ConfigError(f"{settings.cluster!r} is not allowed with the engine {settings.engine}, it needs engine virtual")
     if settings.engine != "virtual" and not settings.gradients:
         return "gradients", ConfigError(f"leaving gradients out is not allowed with the engine {settings.engine}, it needs engine virtual")
+    if settings.engine == "virtual" and settings.route == "collective":
+        why = "collective is not allowed with the engine virtual, whose workers share one process and pretend their network"
+        return "route", ConfigError(f"{why}; leave the route out, or name servers")
     for slow in settings.slow:
         if slow.worker >= settings.most_workers:
             return "slow", ConfigError(

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from launch import SCRIPTS, environment, paceline_run, run_ranks
+from launch import SCRIPTS, environment, events, paceline_run, run_ranks
 
 OPTIMIZERS = ["sgd", "adam", "adamw", "adadelta", "adagrad", "rmsprop"]
 OF_CNN = ["adamw", "sgd"]
@@ -44,6 +44,25 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         return folder
 
     return train
+
+
+GROUPS = [(num_workers, optimizer) for num_workers in (1, 2, 4) for optimizer in OPTIMIZERS]
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "optimizer"),
+    [pytest.param(*group, marks=() if group in [(2, "sgd"), (2, "adamw"), (4, "adam")] else pytest.mark.slow) for group in GROUPS],
+)
+def test_sync_in_a_group_of_workers_equals_one_process(
+    num_workers: int, optimizer: str, plain: Callable[[str], Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    given: dict[str, object] = {"workers": num_workers, "pace": "sync", "leases": "static", "route": "collective"}
+    done = paceline_run(SCRIPTS / "parity_run.py", "mlp", optimizer, out=out, **given)
+    assert done.returncode == 0, done.stderr
+    assert distance(load_file(out / "final.safetensors"), load_file(plain("mlp") / f"{optimizer}.safetensors")) < TOLERANCE
+    routes = [(event["route"], event["version"]) for event in events(out) if event["event"] == "route"]
+    assert routes == [("collective", 0), ("servers", 20)]
 
 
 @pytest.mark.parametrize(("optimizer", "num_workers"), GRID)

@@ -14,7 +14,7 @@ from paceline.errors import DeadlineError, PeerLostError, ProtocolError, RunEnde
 from paceline.messages import COORDINATOR, Address, Attached, Drawn, Halt, Params, Pull, Welcome
 from paceline.pace import parse_pace
 from paceline.roles.effects import Send
-from paceline.roles.worker import Receive, Talk
+from paceline.roles.talk import Receive, Talk
 from paceline.transport.inproc import Exchange
 
 WORKER, SERVER = Address("worker", 1), Address("server", 0)

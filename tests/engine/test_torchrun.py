@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from launch import environment, paceline_run
+from launch import environment, events, paceline_run
 from netns import namespaces
 from paceline.trace.record import read_summary
 from paceline.transport.keys import read_key_file, write_key_file
@@ -47,6 +47,17 @@ def test_every_kind_of_pace_counts_every_sample_once(pace: str, launched: Launch
     assert ranks.codes() == [0, 0], ranks.printed(0)
     assert read_summary(ranks.out)["ledger"] == {"once": 800, "repeated": 0, "skipped": 0, "undone": 0}
     assert "every sample once" in ranks.printed(0)
+
+
+@pytest.mark.parametrize("route", ["auto", "collective"])
+def test_where_no_memory_is_shared_workers_may_sum_among_themselves(route: str, launched: Launched) -> None:
+    ranks = launched("plain", "0", size=2, on_each=1, same_host="tcp", route=route)
+    assert ranks.codes() == [0, 0], ranks.printed(0)
+    assert read_summary(ranks.out)["ledger"] == {"once": 800, "repeated": 0, "skipped": 0, "undone": 0}
+    told = [event["route"] for event in events(ranks.out) if event["event"] == "route"]
+    assert told == ["collective", "servers"]
+    measured = "summing a gradient in the group takes"
+    assert (measured in ranks.printed(0)) == (route == "auto")
 
 
 def test_with_a_key_file_the_settings_and_all_traffic_are_proved(launched: Launched, tmp_path: Path) -> None:

@@ -533,7 +533,7 @@ def test_a_server_that_does_not_tell_its_norm_is_waited_for_with_a_deadline():
     desk.wait(29.0)
     assert desk.end is None, "a server runs our code only: it is waited for longer than a short patience"
     desk.wait(5.0)
-    assert desk.end == (5, "waited 30 s for the servers' norms of update 1")
+    assert desk.end == (5, "waited 30 s for server 0 to report on update 1")
 
 
 def test_a_server_that_does_not_finish_is_named():

@@ -215,6 +215,21 @@ def joiner_counts_before_its_first_start(patch):
     patch.setattr(Coordinator, "_hello", early)
 
 
+def group_applies_before_all_have_voted(patch):
+    part_norm = Folds.part_norm
+
+    def hasty(self, sender, part):
+        if part.version in self.norms and self.job.vote is not None:
+            self.norms[part.version].owed_by = {sender}
+        return part_norm(self, sender, part)
+
+    patch.setattr(Folds, "part_norm", hasty)
+
+
+def lost_workers_gradient_stays_with_its_group(patch):
+    patch.setattr(Folds, "take_back", lambda self, one, reason: None)
+
+
 MUTANTS: dict[str, Plant] = {
     "the quiescence rule is dropped": verdict_becomes(folds, "fold_due", gate.QUIESCENT, gate.BELOW_QUORUM),
     "a joiner's lead is 0": joiner_starts_at_zero,
@@ -244,6 +259,8 @@ MUTANTS: dict[str, Plant] = {
     "a server hands a buffer back before it has read it": server_hands_a_buffer_back_too_early,
     "a server answers a pull before it is new enough": server_answers_with_an_old_version,
     "recalled entries stay with their old holder too": recalled_entries_stay_with_both,
+    "a group applies an update before all have voted": group_applies_before_all_have_voted,
+    "a lost worker's gradient stays with its group": lost_workers_gradient_stays_with_its_group,
     "a joiner counts in the quorum before its first start": joiner_counts_before_its_first_start,
 }
 

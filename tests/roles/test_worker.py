@@ -9,7 +9,8 @@ from paceline.messages import COORDINATOR, Address, Begin, EpochOver, Grant, Lea
 from paceline.pace import parse_pace
 from paceline.ports import Delivery
 from paceline.roles.effects import Send
-from paceline.roles.worker import Gradient, Leased, Receive, WorkerRole
+from paceline.roles.talk import Gradient, Leased, Receive
+from paceline.roles.worker import WorkerRole
 
 SERVER = Address("server")
 
@@ -126,7 +127,7 @@ def test_under_a_correction_the_parameters_stay_until_the_newest_gradient_was_re
 def test_reading_in_place_copies_nothing(role):
     sent, _ = drive(role.begin(0), started(in_place=True), (SERVER, Params(0)))
     assert sent[1] == Pull(0, False)
-    assert role.in_place
+    assert role.memory == "shards"
 
 
 def test_what_it_did_not_wait_for_is_an_error(role):

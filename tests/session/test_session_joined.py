@@ -18,7 +18,8 @@ from paceline.errors import UsageError
 from paceline.logic.partition import arena_map, layout_of
 from paceline.messages import Address, Draw, Drawn, Enter, EpochOver, Hello, Message, ModelSpec, Ready
 from paceline.roles.effects import Effect
-from paceline.roles.worker import Gradient, WorkerRole
+from paceline.roles.talk import Gradient
+from paceline.roles.worker import WorkerRole
 from paceline.session.batches import batch_list
 from paceline.session.joined import Joined
 from paceline.session.run import Run

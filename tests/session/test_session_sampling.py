@@ -11,7 +11,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, S
 from torch.utils.data.distributed import DistributedSampler
 
 from paceline.errors import ProtocolError, UsageError
-from paceline.roles.worker import Leased
+from paceline.roles.talk import Leased
 from paceline.session.batches import unpack
 from paceline.session.sampling import Rules, Sampling
 

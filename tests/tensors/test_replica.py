@@ -398,7 +398,7 @@ def test_parameters_follow_the_shards_in_place_and_their_copy_otherwise(is_stage
     server.add_(1)
     assert torch.equal(weight, server) != is_staged
     bench.replica.check_untouched()
-    bench.replica.point(False)
+    bench.replica.point("private")
     bench.replica.copy_in()
     assert torch.equal(weight, before)
     bench.read(in_place=False)
@@ -411,7 +411,7 @@ def test_parameters_follow_the_shards_in_place_and_their_copy_otherwise(is_stage
 def test_training_works_in_both_ways_of_pointing():
     bench = bench_of(mlp())
     for in_place in (True, False, True):
-        bench.replica.point(in_place)
+        bench.replica.point("shards" if in_place else "private")
         bench.optimizer.zero_grad()
         loss_of(bench.model, batch()).backward()
         bench.replica.finish_gradient()
@@ -451,7 +451,7 @@ def repoint(p: nn.Parameter) -> None:
 @pytest.mark.parametrize("in_place", [True, False])
 def test_a_write_to_a_parameter_is_noticed_by_name(write, in_place: bool):
     bench = bench_of(mlp())
-    bench.replica.point(in_place)
+    bench.replica.point("shards" if in_place else "private")
     bench.replica.check_untouched()
     write(bench.model[2].weight)
     with pytest.raises(UsageError, match=r"parameter 2\.weight was changed by the script"):

@@ -20,7 +20,7 @@ from paceline.messages import COORDINATOR, Address, Halt, Hello, Welcome
 from paceline.ports import Delivery, Port
 from paceline.roles.effects import Send
 from paceline.roles.patience import LEAST_WAIT_S
-from paceline.roles.worker import Receive, Talk
+from paceline.roles.talk import Receive, Talk
 from paceline.transport import memory
 
 T = TypeVar("T")
@@ -51,6 +51,7 @@ class Link:
     """A worker's access to the run: `resolved` are its settings, `joined` tells whether it has asked to be a member.
 
     `has_run`: its script has asked for its run already. `on_written` is to hear of gradients while they are made.
+    `before_bye` is what the engine calls when the script has ended well, before it says goodbye.
 
     Not for use by two threads.
     """
@@ -61,6 +62,7 @@ class Link:
         self.surroundings = surroundings or Surroundings()
         self.joined = self.has_run = False
         self.on_written: Callable[[int, int], None] | None = None
+        self.before_bye: list[Callable[[], object]] = []
         self._port = port
         self._patience_s = max(resolved.settings.patience_s, LEAST_WAIT_S)
         self._owing: set[Address] = set()
@@ -153,6 +155,11 @@ class Link:
     def let_go(self, attachment: int) -> None:
         """Close an attachment that nobody is to be given any more; maps of it live on."""
         os.close(attachment)
+
+    def leave(self) -> None:
+        """The script has ended well: whatever this worker still owes the others is done."""
+        for call in self.before_bye:
+            call()
 
     def close(self) -> None:
         """End every connection; what is still queued is sent first."""

@@ -17,6 +17,8 @@ class Surroundings:
 
     engine = "local"
     because = "`paceline run` started this process"
+    address = "127.0.0.1"
+    """Where other workers reach this one."""
     may_fork = True
     """Whether a DataLoader may have processes of its own."""
     may_use_devices = True

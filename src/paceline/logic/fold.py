@@ -79,8 +79,8 @@ def weigh(pace: Pace, pending: list[Pending], *, version: int, num_live: int, sc
 
 
 def needs_factor(fold: Fold, correction: Correction) -> bool:
-    """Whether an update is applied only when every shard has told its part of a norm: it is clipped, or bounded and stale."""
-    return fold.clip > 0.0 or (correction.rule == "bound" and any(member.staleness for member in fold.members))
+    """Whether an update is applied only when all have reported: it is voted on, clipped, or bounded and stale."""
+    return fold.votes or fold.clip > 0.0 or (correction.rule == "bound" and any(member.staleness for member in fold.members))
 
 
 def absent_in_all(masks: list[bytes]) -> bytes:

@@ -162,6 +162,11 @@ class Ledger:
         for position in positions:
             self._move(position, STARTED, PENDING)
 
+    def unpend(self, positions: Sequence[int]) -> None:
+        """The gradient of pending entries will be in no update."""
+        for position in positions:
+            self._move(position, PENDING, STARTED)
+
     def fold(self, positions: Sequence[int]) -> None:
         """The gradient of pending entries is in an update."""
         for position in positions:

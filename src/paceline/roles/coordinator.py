@@ -10,23 +10,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from paceline.logic.membership import Worker
+from paceline.logic.membership import COMPUTING, Worker
 from paceline.logic.policies.policy import Policy
 from paceline.messages import (
     Address,
     AtEnd,
     Attached,
     Begin,
+    Broken,
     Bye,
+    Convened,
     Drawn,
     Enter,
     Failed,
     Finished,
+    Formed,
     GiveBack,
     Gone,
     Halt,
+    Handed,
     Hello,
     LeaseRequest,
+    Leaving,
     Load,
     Log,
     Measured,
@@ -36,16 +41,14 @@ from paceline.messages import (
     PartNorm,
     Progress,
     Ready,
-    Restate,
     Seeded,
     ServerHello,
     Serving,
-    Snapshot,
     SnapshotRequest,
     StopRun,
 )
 from paceline.pace import Pace, check_pace
-from paceline.roles.effects import Effect, JobSettings, Metrics
+from paceline.roles.effects import Effect, JobSettings
 from paceline.roles.ending import Ending
 from paceline.roles.enrolment import Enrolment, Forming
 from paceline.roles.epochs import Epochs, Stage
@@ -54,7 +57,9 @@ from paceline.roles.job import Job
 from paceline.roles.meetings import Meetings
 from paceline.roles.moves import Moves
 from paceline.roles.patience import Patience
+from paceline.roles.routes import Routes
 from paceline.roles.steps import Change, Steps
+from paceline.roles.wishes import Wishes
 
 
 class Coordinator:
@@ -68,14 +73,18 @@ class Coordinator:
         self.epochs = Epochs(self.job)
         self.enrolment = Enrolment(self.job, self.epochs)
         self.folds = Folds(self.job, self.epochs)
-        self.steps = Steps(self.job, self.epochs, self.folds)
+        self.routes = Routes(self.job, self.folds)
+        self.steps = Steps(self.job, self.epochs, self.folds, self.routes)
         self.moves = Moves(self.job, self.epochs, self.steps, policy)
         self.meetings = Meetings(self.job)
         self.patience = Patience(self.job, self.epochs, self.folds, self.steps, self.meetings)
-        self._num_snapshots = 0
+        self.wishes = Wishes(self.job, self.epochs, self.steps, self.moves)
         self.ending = Ending(self.job)
         self._from_worker: dict[type[Message], Callable[[Worker, Any], None]] = {
             Ready: self.steps.ready,
+            PartNorm: lambda worker, message: self.steps.part_norm(worker.address, message),
+            Measured: lambda _, message: self.moves.measured(message),
+            NotFinite: lambda _, message: self.moves.not_finite(message),
             Begin: self.steps.begin,
             Enter: self.epochs.enter,
             Drawn: self.epochs.drawn,
@@ -83,12 +92,17 @@ class Coordinator:
             GiveBack: self.epochs.give_back,
             AtEnd: self.epochs.at_end,
             Meet: self.meetings.meet,
-            Log: self._log,
+            Log: self.wishes.log,
             Seeded: self.enrolment.seeded,
             Attached: self.enrolment.attached,
-            SnapshotRequest: self._snapshot,
-            Load: self._load,
-            StopRun: self._stop,
+            SnapshotRequest: self.wishes.snapshot,
+            Load: self.wishes.load,
+            StopRun: self.wishes.stop,
+            Convened: self.routes.convened,
+            Formed: self.routes.formed,
+            Broken: self.routes.broken,
+            Handed: self.routes.handed,
+            Leaving: self._leaving,
             Bye: self._bye,
             Failed: lambda _, message: self.job.end(message.code, message.sentence),
         }
@@ -145,6 +159,11 @@ class Coordinator:
             self.job.warn(f"worker {worker.id}'s script ended in the middle of epoch {self.epochs.index}; its samples go to the others")
         self._remove(worker, "done")
 
+    def _leaving(self, worker: Worker, message: Leaving) -> None:
+        if self.epochs.is_amid(worker) or worker.phase is COMPUTING:
+            self.epochs.give_back(worker, GiveBack(self.epochs.index))
+        self.routes.leaving(worker, message)
+
     def _lose(self, worker: Worker, reason: str) -> None:
         self.job.accounts.lost.append(worker.id)
         self._remove(worker, reason)
@@ -157,6 +176,7 @@ class Coordinator:
             return []
         self.enrolment.expire()
         self.epochs.leases.grant_first()
+        self.routes.expire()
         self._settle()
         self.patience.expire()
         self.ending.expire()
@@ -165,7 +185,7 @@ class Coordinator:
     @property
     def deadline_s(self) -> float:
         """When `expire` wants to be called next."""
-        others = (self.folds.grace_until_s, self.epochs.leases.grants_by_s)
+        others = (self.folds.grace_until_s, self.epochs.leases.grants_by_s, self.routes.due_s)
         return min([self.patience.due_s, *(other for other in others if other is not None)])
 
     def set_pace(self, pace: Pace, why: str, now_s: float) -> list[Effect]:
@@ -200,37 +220,19 @@ class Coordinator:
             self.moves.settle()
         elif self.enrolment.forming is Forming.BEGUN:
             self.moves.begin()
+        if self.steps.change is None and self.routes.frees():
+            self.steps.ask_again()
         self.steps.settle()
+        change = self.steps.change
+        if self.routes.settle(change and (change.pace, change.keeps or change.restores), somebody_waits=bool(self.steps.waiting)):
+            self.steps.settle()
+        if self.routes.frees():
+            self.steps.ask_again()
+        self.wishes.settle()
         self.epochs.check_over()
-        if self.meetings.open:
+        if self.meetings.open and not self.wishes.is_loading:
             self.meetings.settle()
         self.ending.settle()
-
-    # --- what the script asks for -------------------------------------------------------------------------
-
-    def _log(self, worker: Worker, message: Log) -> None:
-        self.job.accounts.logged(worker.id, message.metrics, message.weight)
-        self.moves.logged(message)
-        self.job.outbox.append(Metrics(worker.id, message.metrics, message.epoch, self.job.accounts.samples, message.weight))
-
-    def _snapshot(self, worker: Worker, message: SnapshotRequest) -> None:
-        self._num_snapshots += 1
-        self.job.order(Snapshot(worker.id, worker.incarnation, self._num_snapshots, message.optimizer))
-
-    def _load(self, worker: Worker, message: Load) -> None:
-        if worker.epoch < worker.first_epoch:
-            self.job.warn(f"worker {worker.id} joined late and loads a state before its first epoch: passed over, it takes the run's")
-            return
-        self.steps.flush()
-        self.job.version += 1
-        self.steps.forget_kept()
-        self.job.note("load", version=self.job.version, worker=worker.id)
-        self.job.order(Restate(self.job.version, message.has_parameters, message.has_optimizer_state))
-
-    def _stop(self, worker: Worker, message: StopRun) -> None:
-        if not self.job.stopping:
-            self.job.stopping = f"worker {worker.id}: {message.why}"
-            self.epochs.leases.close()
 
     # --- servers ------------------------------------------------------------------------------------------
 
@@ -241,12 +243,11 @@ class Coordinator:
             case Serving():
                 self.enrolment.serving(sender.id)
             case PartNorm():
-                self.folds.part_norm(message)
+                self.steps.part_norm(sender, message)
             case Measured():
                 self.moves.measured(message)
-            case NotFinite(version=version, parameter=name):
-                if version >= self.job.floor:
-                    self.job.divergence = f"parameter {name} is not finite after update {version}; the learning rate may be too high"
+            case NotFinite():
+                self.moves.not_finite(message)
                 self._settle()
             case Finished():
                 self.ending.finished(sender)
@@ -272,8 +273,9 @@ class Coordinator:
         self.moves.left(worker)
         job.members.remove(worker)
         if worker.welcomed and not worker.num_pending:
-            job.order(Gone(worker.id, worker.incarnation))
+            job.tell_servers(Gone(worker.id, worker.incarnation))
         self.enrolment.left(worker)
+        self.routes.left(worker)
         self.epochs.left(worker)
         self.meetings.left(worker)
         # a stopped run owes nobody the rest of an epoch, which a late joiner may even have opened after the stop

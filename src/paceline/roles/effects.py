@@ -10,7 +10,7 @@ from paceline.logic.policies.policy import Move
 from paceline.logic.signals import Signals
 from paceline.messages import Address, Message
 from paceline.pace import LrRule, Pace
-from paceline.settings import Shares
+from paceline.settings import Route, Shares
 
 
 class Send(NamedTuple):
@@ -72,7 +72,8 @@ class JobSettings(NamedTuple):
 
     `pace_is_open`: nobody chose a pace, so the script's own (`init(pace=...)`) decides. `servers_are_open`: nobody
     chose their number, so a small model takes fewer of them, each with `least_shard_bytes`. `hybrid` moves the pace,
-    which begins with `pace`. `shares`: batches are cut in proportion to the workers' speed.
+    which begins with `pace`. `shares`: batches are cut in proportion to the workers' speed. `route` is how the updates of a
+    sync pace are made.
     """
 
     num_workers: int
@@ -85,3 +86,4 @@ class JobSettings(NamedTuple):
     patience_s: float = 60.0
     hybrid: Hybrid | None = None
     shares: Shares = "even"
+    route: Route = "servers"

@@ -6,14 +6,16 @@ server has told its part of the norm.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from paceline.logic.fold import Pending, Weighed, absent_in_all, gathered_member, needs_factor, weigh
 from paceline.logic.gate import fold_due
 from paceline.logic.gauges import Gauges
 from paceline.logic.membership import RESTING, WAITING, Worker
 from paceline.logic.weighting import lr_factor, lr_rule_of, weight_of
-from paceline.messages import Accept, Factor, Fold, Gone, PartNorm, Ready
+from paceline.messages import Accept, Address, Factor, Fold, Gone, PartNorm, Ready
 from paceline.roles.epochs import Epochs
-from paceline.roles.job import Job
+from paceline.roles.job import Job, Update
 
 MEASURE_EVERY, FIRST_EVERY = 10, 3
 """Servers measure the norms of one update in so many for the gauges, and of more that can tell the noise while it is not known."""
@@ -24,12 +26,12 @@ CLIP_EPSILON = 1e-6
 class Norm:
     """The parts that have come of an update's squared norm and of how far the parameters moved since its members read them.
 
-    `bound` is the strength of a `bound` correction, None without one.
+    `bound` is the strength of a `bound` correction, None without one. `owed_by` are those whose report is to come.
     """
 
-    def __init__(self, clip: float, bound: float | None, since_s: float) -> None:
-        self.clip, self.bound, self.since_s = clip, bound, since_s
-        self.square, self.moved, self.num_parts = 0.0, 0.0, 0
+    def __init__(self, clip: float, bound: float | None, since_s: float, owed_by: Iterable[Address] = ()) -> None:
+        self.clip, self.bound, self.since_s, self.owed_by = clip, bound, since_s, set(owed_by)
+        self.square, self.moved = 0.0, 0.0
 
     def factors(self) -> tuple[float, float]:
         """What clipping multiplies the gradient by, and what the bound does the step (Dutta et al. 2018)."""
@@ -82,6 +84,8 @@ class Folds:
     def due(self) -> bool:
         """Whether what is pending is folded now: by the gate, and when the grace is over or nobody is left to wait for."""
         job = self.job
+        if not self.is_open:
+            return False
         pace, crowd, num_pending = job.pace, job.members.crowd, len(job.pending)
         if not fold_due(pace, num_pending, crowd).ok:
             self.grace_until_s = None
@@ -92,41 +96,90 @@ class Folds:
             return job.now_s >= self.grace_until_s
         return True
 
+    @property
+    def is_open(self) -> bool:
+        """Whether updates can be made: the shards are at one place, and none is being summed."""
+        return not self.job.is_moving and self.job.vote is None
+
+    @property
+    def may_make(self) -> bool:
+        """Whether an update may be made before it is due: nobody computes on the shards' own memory."""
+        return self.is_open and not self.job.members.crowd.in_place
+
     def make(self) -> list[Pending]:
-        """Order the update of everything that is pending; returns its members."""
-        job = self.job
-        assert job.model is not None
-        pending, job.pending = job.pending, []
-        self.grace_until_s = None
-        job.version += 1
-        num_live, scales_gradients = job.members.crowd.live, job.model.scales_gradients
-        weighed = weigh(job.pace, pending, version=job.version, num_live=num_live, scales_gradients=scales_gradients)
-        lowest = min(pending) if len(pending) > 1 else pending[0]
-        hyper = b""
-        if lowest.hyper and lowest.hyper != self._sent_hyper:
-            hyper = self._sent_hyper = lowest.hyper
-        absent = absent_in_all([one.absent for one in pending]) if lowest.absent else b""
-        gauges = job.gauges
-        members = None if gauges is None else self._measured(gauges, weighed, lowest.clip)
-        rate, correction = weighed.lr_factor * self._factor(), job.pace.correction
-        fold = Fold(job.version, weighed.members, weighed.scale, rate, hyper, absent, lowest.clip, members is not None)
+        """Order the update of everything that is pending; returns its members, none yet when a group votes on it."""
+        job, update = self.job, self._next()
+        fold, correction = update.fold, job.pace.correction
         job.order(fold)
         if needs_factor(fold, correction):
-            self.norms[job.version] = Norm(lowest.clip, correction.strength if correction.rule == "bound" else None, job.now_s)
+            bound = correction.strength if correction.rule == "bound" else None
+            self.norms[fold.version] = Norm(fold.clip, bound, job.now_s, job.appliers)
+        if fold.votes:
+            job.vote = update
+            return []
+        return self._made(update)
+
+    def _next(self) -> Update:
+        """The update of everything that is pending."""
+        job, pending = self.job, self.job.pending
+        assert job.model is not None
+        version = job.version + 1
+        num_live, scales_gradients = job.members.crowd.live, job.model.scales_gradients
+        weighed = weigh(job.pace, pending, version=version, num_live=num_live, scales_gradients=scales_gradients)
+        lowest = min(pending) if len(pending) > 1 else pending[0]
+        hyper = lowest.hyper if lowest.hyper != self._sent_hyper else b""
+        absent = absent_in_all([one.absent for one in pending]) if lowest.absent else b""
+        told = None if job.gauges is None else self._measured(job.gauges, weighed, version, lowest.clip)
+        rate, votes = weighed.lr_factor * self._factor(), bool(job.group)
+        fold = Fold(version, weighed.members, weighed.scale, rate, hyper, absent, lowest.clip, told is not None, votes)
+        return Update(fold, weighed, hyper, told)
+
+    def _made(self, update: Update) -> list[Pending]:
+        """The update is one of the run's: book it."""
+        job, (fold, weighed, hyper, told) = self.job, update
+        pending, job.pending = job.pending, []
+        self.grace_until_s = None
+        job.version = fold.version
+        self._sent_hyper = hyper or self._sent_hyper
         self._book(weighed)
-        if gauges is not None:
-            gauges.folded(job.version, weighed.num_samples, weighed.stalenesses, job.now_s, members=members, lr_factor=rate)
+        if job.gauges is not None:
+            rate = fold.lr_factor
+            job.gauges.folded(fold.version, weighed.num_samples, weighed.stalenesses, job.now_s, members=told, lr_factor=rate)
         return pending
 
-    def _measured(self, gauges: Gauges, weighed: Weighed, clip: float) -> list[tuple[int, float]] | None:
-        """What is measured of the newest update, None: nothing; its members as (samples, norm) where they tell the noise.
+    def give_up(self) -> None:
+        """The group will not make the update that it was to sum; what is in it is pending still."""
+        if self.job.vote is not None:
+            del self.norms[self.job.vote.fold.version]
+            self.job.vote = None
+
+    def take_back(self, one: Pending, reason: str) -> None:
+        """A gradient that was accepted is refused after all: its worker's memory, or the group that could sum it, is gone."""
+        job, owner = self.job, one.owner
+        job.pending.remove(one)
+        owner.num_pending -= 1
+        owner.refused = reason
+        job.accounts.refuse(one.worker)
+        job.note("refuse", worker=one.worker, step=one.step, reason=reason)
+        if self.epochs.leases.ledger is not None:
+            self.epochs.leases.ledger.unpend(one.positions)
+        self.epochs.leases.refused(one.positions, not_finite=False)
+        if not owner.is_gone:
+            self.epochs.leases.recount(owner)
+
+    def forget_hyper(self) -> None:
+        """Others apply the order from now on: the next update tells them the settings."""
+        self._sent_hyper = b""
+
+    def _measured(self, gauges: Gauges, weighed: Weighed, version: int, clip: float) -> list[tuple[int, float]] | None:
+        """What is measured of an update, None: nothing; its members as (samples, norm) where they tell the noise.
 
         A clipped, weighted, corrected or stale gradient says nothing of the noise in what the workers computed, nor does a single one.
         """
         pace = self.job.pace
         as_it_is = not clip and pace.correction.rule == "none" and pace.weighting.rule == "none"
         tells_noise = as_it_is and len(weighed.pending) > 1 and not any(weighed.stalenesses)
-        if self.job.version % (FIRST_EVERY if tells_noise and gauges.wants_norms else MEASURE_EVERY) != 1:
+        if version % (FIRST_EVERY if tells_noise and gauges.wants_norms else MEASURE_EVERY) != 1:
             return None
         return [(one.samples, one.norm) for one in weighed.pending] if tells_noise else []
 
@@ -158,7 +211,7 @@ class Folds:
     def _bury(self, gone: Worker) -> None:
         if not gone.num_pending:
             self.job.members.bury()
-            self.job.order(Gone(gone.id, gone.incarnation))
+            self.job.tell_servers(Gone(gone.id, gone.incarnation))
 
     def _factor(self) -> float:
         """The learning rate's nominal factor, computed when the pace or the number of live members has changed."""
@@ -170,20 +223,25 @@ class Folds:
             self._lr_factor_for = now
         return self._lr_factor
 
-    def part_norm(self, part: PartNorm) -> None:
-        """A server's part of an update's norms; with the last one all learn the factors.
+    def part_norm(self, sender: Address, part: PartNorm) -> bool:
+        """A part of an update's norms; with the last one all learn the factors. Returns whether a vote is over so.
 
         A bound shortens the step: through the gradient where the optimizer feels its length, else through the learning rate.
         """
         job, norm = self.job, self.norms.get(part.version)
-        if norm is None:
-            return
+        if norm is None or sender not in norm.owed_by:
+            return False
         norm.square += part.square
         norm.moved += part.moved
-        norm.num_parts += 1
-        if norm.num_parts == len(job.servers):
-            del self.norms[part.version]
-            assert job.model is not None
-            clipped, bounded = norm.factors()
-            through_gradient = job.model.scales_gradients
-            job.order(Factor(part.version, clipped * bounded, 1.0) if through_gradient else Factor(part.version, clipped, bounded))
+        norm.owed_by.remove(sender)
+        if norm.owed_by:
+            return False
+        del self.norms[part.version]
+        assert job.model is not None
+        clipped, bounded = norm.factors()
+        through_gradient = job.model.scales_gradients
+        job.order(Factor(part.version, clipped * bounded, 1.0) if through_gradient else Factor(part.version, clipped, bounded))
+        update, job.vote = job.vote, None
+        if update is not None:
+            self._made(update)
+        return update is not None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from paceline.logic.fold import Pending
+from paceline.logic.fold import Pending, Weighed
 from paceline.logic.gauges import Gauges
 from paceline.logic.membership import Membership, Worker
 from paceline.logic.progress import Progress
-from paceline.messages import Address, Halt, Message, ModelSpec
+from paceline.messages import Address, Fold, Halt, Message, ModelSpec
 from paceline.pace import Pace
 from paceline.roles.accounts import Accounts
 from paceline.roles.effects import Effect, End, JobSettings, Note, Send, Warn
@@ -39,6 +40,15 @@ class Since:
         self.samples += samples
 
 
+class Update(NamedTuple):
+    """An update that is in the order: `hyper` are its settings, `told` what its members tell of the noise, if it is measured."""
+
+    fold: Fold
+    weighed: Weighed
+    hyper: bytes
+    told: list[tuple[int, float]] | None
+
+
 class Job:
     """The state that more than one part reads.
 
@@ -48,6 +58,9 @@ class Job:
     `gauges` measure for a policy, None when nobody reads them. While the shards keep a state to go back to, `kept` says
     what was folded since; `floor` is the version of the last Restore. `divergence` is what became non-finite
     for good in the event in hand, empty while nothing has.
+    `group` are the workers that hold all shards each, empty while the servers hold them; `vote` is the update that the group
+    is summing. While the shards move from the ones to the others (`is_moving`) nothing is folded and nobody starts.
+    `is_together`: a group is wanted wherever the pace allows one, so updates need every member.
     """
 
     def __init__(self, settings: JobSettings, now_s: float) -> None:
@@ -71,6 +84,20 @@ class Job:
         self.kept: Since | None = None
         self.floor = 0
         self.divergence = ""
+        self.group: tuple[int, ...] = ()
+        self.vote: Update | None = None
+        self.is_moving = False
+        self.is_together = settings.route != "servers"
+
+    @property
+    def appliers(self) -> list[Address]:
+        """Who applies the order: the servers, or the workers of the group."""
+        return [Address("worker", number) for number in self.group] if self.group else self.servers
+
+    @property
+    def num_parts(self) -> int:
+        """How many measure a part of an update each: the servers, or one of the group that measures all of it."""
+        return 1 if self.group else len(self.servers)
 
     def send(self, to: Address, message: Message) -> None:
         """Queue a message."""
@@ -81,7 +108,12 @@ class Job:
         self.outbox.append(Send(worker.address, message))
 
     def order(self, message: Message) -> None:
-        """Queue an entry of the order: every server gets it."""
+        """Queue an entry of the order: everyone who applies it gets it."""
+        for applier in self.appliers:
+            self.outbox.append(Send(applier, message))
+
+    def tell_servers(self, message: Message) -> None:
+        """Queue a message to every server, whoever applies the order."""
         for server in self.servers:
             self.outbox.append(Send(server, message))
 

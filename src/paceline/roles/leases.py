@@ -11,6 +11,8 @@ from paceline.roles.job import Job
 
 FIRST_GRANT_WAIT_S = 1.0
 """How long, in distinct paces, an epoch's first leases wait for every member to ask, so that updates are whole."""
+EVALUATION_PATIENCES = 10
+"""How many patiences a worker outside its steps may take (an evaluation) while others wait for it."""
 FAILURES_ALLOWED = 3
 """A batch that was in so many gradients that were not finite is skipped."""
 
@@ -43,7 +45,9 @@ class Leases:
         for owner in ledger.owners - self.job.members.workers.keys():
             ledger.disown(owner)
         if self.job.pace.distinct:
-            self.grants_by_s = self.job.now_s + FIRST_GRANT_WAIT_S
+            waits_for_all = self.job.is_together and self.job.pace.is_collective
+            wait_s = EVALUATION_PATIENCES * self.job.settings.patience_s if waits_for_all else FIRST_GRANT_WAIT_S
+            self.grants_by_s = self.job.now_s + wait_s
         else:
             self._granting = True
             self._enter(self.job.members.attached())

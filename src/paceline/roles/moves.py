@@ -20,7 +20,7 @@ from paceline.logic.policies.catalogue import policy_of
 from paceline.logic.policies.policy import Decision, Move, Policy
 from paceline.logic.sentence import said
 from paceline.logic.signals import Signals
-from paceline.messages import Keep, Log, Measured
+from paceline.messages import Keep, Log, Measured, NotFinite
 from paceline.pace import Pace, check_pace
 from paceline.roles.effects import Consult, Decide
 from paceline.roles.epochs import Epochs, Stage
@@ -84,8 +84,14 @@ class Moves:
                 parameters=message.parameters,
                 change=message.change,
                 busy_s=message.busy_s,
-                num_parts=len(self.job.servers),
+                num_parts=self.job.num_parts,
             )
+
+    def not_finite(self, message: NotFinite) -> None:
+        """A shard turned non-finite, and not in a past that was given up."""
+        if message.version >= self.job.floor:
+            after = f"is not finite after update {message.version}; the learning rate may be too high"
+            self.job.divergence = f"parameter {message.parameter} {after}"
 
     def left(self, worker: Worker) -> None:
         """A member is gone: it is measured no more and has no part of a batch."""
@@ -118,7 +124,7 @@ class Moves:
         elapsed_s = job.now_s - (job.now_s if job.accounts.first_s is None else job.accounts.first_s)
         self._next_steps = job.accounts.num_steps + EVERY_STEPS * max(1, len(job.members.workers))
         self._next_s = job.now_s + max(EVERY_S, EVERY_PART * elapsed_s)
-        if not self._num_evaluated and self._judges and job.pace.distinct:
+        if not self._num_evaluated and self._judges and job.pace.distinct and not job.is_together:
             # the shards allocate what they will keep now, while the run begins, and not at its first move
             job.order(Keep(job.version))
         self._evaluate(job.gauges)

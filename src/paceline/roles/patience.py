@@ -6,6 +6,7 @@ from paceline.logic.membership import COMPUTING, RESTING, Worker
 from paceline.roles.epochs import Epochs, Stage
 from paceline.roles.folds import Folds
 from paceline.roles.job import Job
+from paceline.roles.leases import EVALUATION_PATIENCES
 from paceline.roles.meetings import Meetings
 from paceline.roles.steps import Steps
 
@@ -14,8 +15,6 @@ STUCK_STEPS = 20
 LEAST_WAIT_S = 30.0
 """`--patience` is for what scripts do. Servers and coordinator run our code only: whoever waits for one of them does so for at
 least so long, since a loaded machine may keep any process from running for many seconds."""
-EVALUATION_PATIENCES = 10
-"""How many patiences a worker outside its steps may take (an evaluation) while others wait for it."""
 
 
 class Patience:
@@ -23,6 +22,7 @@ class Patience:
 
     def __init__(self, job: Job, epochs: Epochs, folds: Folds, steps: Steps, meetings: Meetings) -> None:
         self.job, self.epochs, self.folds, self.steps, self.meetings = job, epochs, folds, steps, meetings
+        self.routes = steps.routes
         self._every_s = max(0.05, min(2.0, job.settings.patience_s / 4))
         self.due_s = job.now_s + self._every_s
 
@@ -35,10 +35,8 @@ class Patience:
         patience_s = job.settings.patience_s
         limit_s = max(patience_s, STUCK_STEPS * self.steps.mean_s)
         server_s = max(patience_s, LEAST_WAIT_S)
-        for version, norm in self.folds.norms.items():
-            if job.now_s - norm.since_s > server_s:
-                job.end(5, f"waited {server_s:g} s for the servers' norms of update {version}")
-                return
+        if self._report_is_late(server_s, EVALUATION_PATIENCES * limit_s):
+            return
         for key, meeting in self.meetings.open.items():
             if job.now_s - meeting.since_s > EVALUATION_PATIENCES * limit_s:
                 absent = ", ".join(str(worker.id) for worker in self.meetings.missing_at(meeting))
@@ -48,6 +46,21 @@ class Patience:
         if self.somebody_waits:
             self._check_workers(limit_s)
             self._check_silence(max(EVALUATION_PATIENCES * limit_s, LEAST_WAIT_S))
+
+    def _report_is_late(self, server_s: float, resting_s: float) -> bool:
+        """End the job when the reports of an update, or those who move the shards, are late; members at rest may take longer."""
+        job = self.job
+        for version, norm in self.folds.norms.items():
+            limit_s = server_s if job.vote is None else resting_s
+            if job.now_s - norm.since_s > limit_s:
+                missing = ", ".join(sorted(map(str, norm.owed_by)))
+                job.end(5, f"waited {limit_s:g} s for {missing} to report on update {version}")
+                return True
+        late = self.routes.late(server_s, resting_s)
+        if late:
+            names = ", ".join(f"worker {number}" for number in late)
+            job.end(5, f"waited {job.now_s - self.routes.since_s:.0f} s for {names}, while {self.routes.stage.value}")
+        return bool(late)
 
     @property
     def somebody_waits(self) -> bool:

@@ -11,12 +11,13 @@ from typing import NamedTuple
 from paceline.logic.gate import UNTIL_SLOWEST, admit, may_start
 from paceline.logic.gauges import Gauges
 from paceline.logic.membership import ASKING, COMPUTING, RESTING, WAITING, Worker
-from paceline.messages import Begin, Keep, Ready, Restore, SetPace, Start
+from paceline.messages import Address, Begin, Keep, PartNorm, Ready, Restore, SetPace, Start
 from paceline.pace import Pace
 from paceline.roles.effects import Send
 from paceline.roles.epochs import Epochs
 from paceline.roles.folds import Folds
 from paceline.roles.job import Job, Since
+from paceline.roles.routes import LOST, Routes
 
 NOT_FINITE_IN_A_ROW = 10
 REFUSED_TOO_OFTEN = 3
@@ -43,8 +44,8 @@ class Steps:
     `change` is the one that was asked for and is not made yet; `leads` are bounds of single workers in place of the pace's.
     """
 
-    def __init__(self, job: Job, epochs: Epochs, folds: Folds) -> None:
-        self.job, self.epochs, self.leases, self.folds = job, epochs, epochs.leases, folds
+    def __init__(self, job: Job, epochs: Epochs, folds: Folds, routes: Routes) -> None:
+        self.job, self.epochs, self.leases, self.folds, self.routes = job, epochs, epochs.leases, folds, routes
         self.waiting: dict[int, Worker] = {}
         self.mean_s = 0.0
         self.change: Change | None = None
@@ -121,7 +122,7 @@ class Steps:
         bound = self.lead_of(worker.id)
         lead = 0 if bound is None else job.progress.lead(worker.id)
         verdict = may_start(job.pace, lead=lead, has_pending=worker.num_pending > 0, max_lead=bound)
-        if verdict.ok:
+        if verdict.ok and self.routes.may_start(worker):
             self._start(worker)
             return
         job.members.move(worker, WAITING)
@@ -176,7 +177,11 @@ class Steps:
         job.tell(worker, start)
 
     def removed(self, worker: Worker) -> None:
-        """A member is gone: nobody asks for it any more."""
+        """A member is gone: nobody asks for it any more, and what a group would have read in its memory is in no update."""
+        if worker.id in self.job.group:
+            self.folds.give_up()
+            for one in [one for one in self.job.pending if one.owner is worker]:
+                self.folds.take_back(one, LOST)
         self.waiting.pop(worker.id, None)
         self.leads.pop(worker.id, None)
         self.job.progress.remove(worker.id)
@@ -192,14 +197,24 @@ class Steps:
             while job.progress.num_blocked and (free := job.progress.unblocked()):
                 # one of them may find nothing to start on, come to rest, and so let others go
                 self._ask_all([self.waiting.get(number) for number in free])
-            if not job.pending or not (self.folds.due() or (self.change is not None and not job.members.crowd.in_place)):
+            if not job.pending or not (self.folds.due() or (self.change is not None and self.folds.may_make)):
                 return
             self._fold()
+
+    def part_norm(self, sender: Address, part: PartNorm) -> None:
+        """A part of an update's norms; when a vote is over so, those who waited for it go on."""
+        if self.folds.part_norm(sender, part):
+            self.routes.summed()
+            self.ask_again()
+
+    def ask_again(self) -> None:
+        """Ask for everyone who waits: what held them up may be over."""
+        self._ask_all(list(self.waiting.values()))
 
     def _fold(self) -> None:
         """Make an update and, when one is asked for, the change of pace after it; those who waited for either are asked."""
         members = self.folds.make()
-        if self.change is not None and self._may_make(self.change):
+        if self.change is not None and not self.job.pending and self._may_make(self.change):
             self._ask_all(self._make(self.change))
         elif self.job.pace.distinct:
             self._ask_all([one.owner for one in members])
@@ -209,10 +224,11 @@ class Steps:
             if worker is not None and worker.phase is WAITING:
                 self.ask(worker)
 
-    def flush(self) -> None:
-        """Fold what is pending before something else is ordered, unless somebody computes in place."""
-        if self.job.pending and not self.job.members.crowd.in_place:
+    def flush(self) -> bool:
+        """Fold what is pending before something else is ordered, unless somebody computes in place. False: a group folds it yet."""
+        if self.job.pending and self.folds.may_make:
             self._fold()
+        return self.folds.is_open
 
     def ask_for(self, change: Change) -> None:
         """Ask for another pace. What is pending is folded under the old one first, once nobody computes in place."""
@@ -237,7 +253,8 @@ class Steps:
 
     def _may_make(self, change: Change) -> bool:
         """Going back writes the shards, on which nobody may compute meanwhile."""
-        return not (change.restores and self.job.members.crowd.in_place)
+        in_place = change.restores and self.job.members.crowd.in_place
+        return not in_place and self.routes.may_change(change.pace, at_servers=change.keeps or change.restores)
 
     def _make(self, change: Change) -> list[Worker | None]:
         """Put the next pace in force, all leads at 0; returns those whom it may let go on."""

@@ -8,8 +8,7 @@ leases, the versions it read, which gradient buffer it may write.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from paceline.errors import ProtocolError
 from paceline.messages import (
@@ -24,11 +23,13 @@ from paceline.messages import (
     Drawn,
     Enter,
     EpochOver,
+    Free,
     GiveBack,
     Go,
     Grant,
     Hello,
     LeaseRequest,
+    Leaving,
     Linked,
     Load,
     Log,
@@ -49,44 +50,16 @@ from paceline.messages import (
 from paceline.pace import Pace
 from paceline.ports import Delivery
 from paceline.roles.effects import Send
+from paceline.roles.talk import Gradient, Holder, Leased, Memory, Receive, Talk
 
 M = TypeVar("M", bound=Message)
-T = TypeVar("T")
-
-
-class Receive(NamedTuple):
-    """Wait for the next delivery; `why` ends the sentence "waited for ... to"."""
-
-    why: str
-
-
-Talk = Generator[Send | Receive, Delivery, T]
-
-
-class Leased(NamedTuple):
-    """An entry of the epoch's batch list that is this worker's; `cut` is its sample range when entries are cut."""
-
-    position: int
-    cut: tuple[int, int] | None
-
-
-class Gradient(NamedTuple):
-    """What `opt.step()` says about its gradient; see `messages.Ready`."""
-
-    samples: int
-    norm: float
-    absent: bytes = b""
-    hyper: bytes = b""
-    clip: float = 0.0
-    buffer_samples: int = 0
-    compute_s: float = 0.0
-    wait_s: float = 0.0
-    pulled_bytes: int = 0
-    exchange_s: float = 0.0
 
 
 class WorkerRole:
-    """One worker: `step_index` counts its steps, `buffer` is the gradient buffer to write now."""
+    """One worker: `step_index` counts its steps, `buffer` is the gradient buffer to write now.
+
+    `memory` is where the parameters were read last. `holder` is there where the worker may have to hold the shards itself.
+    """
 
     def __init__(self, worker: int, incarnation: int, num_servers: int) -> None:
         self.worker, self.incarnation = worker, incarnation
@@ -96,14 +69,20 @@ class WorkerRole:
         self.held: deque[Leased] = deque()
         self.unfetched: deque[Leased] = deque()
         self.started: list[Leased] = []
-        self.granted = self.in_place = self.stopping = False
+        self.granted = self.stopping = self.has_left = False
+        self.memory: Memory = "private"
         self.pace: Pace | None = None
-        self._in_flight = [-1, -1]
+        self.holder: Holder | None = None
+        self._num_pushed, self._in_flight = 0, [-1, -1]
 
     @property
     def buffer(self) -> int:
-        """The gradient buffer of the current step."""
-        return self.step_index % 2
+        """The gradient buffer of the current step: the other one after each push."""
+        return self._num_pushed % 2
+
+    @property
+    def _own(self) -> Holder | None:
+        return self.holder if self.holder is not None and self.holder.is_active else None
 
     # --- joining ------------------------------------------------------------------------------------------
 
@@ -143,7 +122,7 @@ class WorkerRole:
             self._reject(delivery)
 
     def drawn(self, drawn: Drawn, indices: object) -> Talk[tuple[Plan, tuple[int, ...]]]:
-        """Hand in the batch list that was asked for."""
+        """Hand in the batch list."""
         yield Send(COORDINATOR, drawn, (indices,))
         return (yield from self._expect(Plan, "take the batch list"))
 
@@ -192,6 +171,7 @@ class WorkerRole:
 
     def step(self, gradient: Gradient) -> Talk[Start]:
         """Publish the gradient in `buffer`, wait as long as the pace says, read the parameters to go on with."""
+        in_group = self._own is not None
         yield Send(
             COORDINATOR,
             Ready(
@@ -200,20 +180,14 @@ class WorkerRole:
                 buffer=self.buffer,
                 versions=tuple(self.versions),
                 positions=tuple(leased.position for leased in self.started),
-                samples=gradient.samples,
-                norm=gradient.norm,
-                absent=gradient.absent,
-                hyper=gradient.hyper,
-                clip=gradient.clip,
-                buffer_samples=gradient.buffer_samples,
-                compute_s=gradient.compute_s,
-                wait_s=gradient.wait_s,
-                pulled_bytes=gradient.pulled_bytes,
-                exchange_s=gradient.exchange_s,
+                **gradient._asdict(),
+                in_group=in_group,
             ),
         )
         self.started.clear()
-        self._in_flight[self.buffer] = self.step_index
+        if not in_group:
+            self._in_flight[self.buffer] = self.step_index
+            self._num_pushed += 1
         self.step_index += 1
         return (yield from self._started(read=True))
 
@@ -222,20 +196,36 @@ class WorkerRole:
 
         Servers correct a stale gradient by what this worker had read, which lies in that memory until they have.
         """
+        if (own := self._own) is not None:
+            self._read_own(own, at_least, buffers=buffers)
+            return
         corrects = self.pace is not None and self.pace.correction.rule != "none"
         taken = max(self._in_flight) if corrects else self._in_flight[self.buffer]
         for shard, server in enumerate(self.servers):
-            yield Send(server, Pull(at_least, private, taken, buffers and shard == 0))
-        self.in_place = not private
+            # servers may be behind what this worker held itself a moment ago
+            yield Send(server, Pull(max(at_least, self.versions[shard]), private, taken, buffers and shard == 0))
+        self.memory = "private" if private else "shards"
         waiting = len(self.servers)
         while waiting:
-            delivery = yield Receive(f"send its parameters of version {at_least} or later")
+            delivery = yield Receive(f"send its parameters of version {at_least} or later", is_open=False)
             if isinstance(delivery.message, Params) and delivery.sender.role == "server":
                 self.versions[delivery.sender.id] = delivery.message.version
                 waiting -= 1
             else:
                 self._reject(delivery)
         self._in_flight = [-1 if step <= taken else step for step in self._in_flight]
+
+    def all_answered(self) -> None:
+        """Every gradient that was pushed is refused, or in an update that is read next."""
+        self._in_flight = [-1, -1]
+
+    def _read_own(self, holder: Holder, at_least: int, *, buffers: bool) -> None:
+        """What this worker holds itself is as new as it was told: the order comes before what follows from it."""
+        if holder.version < at_least:
+            raise ProtocolError(f"worker {self.worker} holds version {holder.version} and is to read {at_least}")
+        holder.read(buffers=buffers)
+        self.versions = [holder.version] * len(self.servers)
+        self.memory = "whole"
 
     # --- what the script asks for -------------------------------------------------------------------------
 
@@ -249,15 +239,17 @@ class WorkerRole:
         met, _ = yield from self._expect(Met, f"meet all workers at {key}")
         return met
 
-    def snapshot(self, *, optimizer: bool) -> Talk[list[tuple[int, ...]]]:
-        """All shards at one version: their attachments, in the order of the shards."""
+    def snapshot(self, *, optimizer: bool) -> Talk[list[object]]:
+        """All shards at one version, each as it was attached, in their order; one in all where this worker holds them."""
+        if (own := self._own) is not None:
+            return [own.save(optimizer=optimizer)]
         yield Send(COORDINATOR, SnapshotRequest(optimizer))
-        parts: list[tuple[int, ...]] = [()] * len(self.servers)
+        parts: list[object] = [None] * len(self.servers)
         for _ in self.servers:
             while True:
-                delivery = yield Receive("send its part of the snapshot")
+                delivery = yield Receive("send its part of the snapshot", is_open=False)
                 if isinstance(delivery.message, State):
-                    parts[delivery.sender.id] = delivery.attachments
+                    parts[delivery.sender.id] = delivery.attachments[0]
                     break
                 self._reject(delivery)
         return parts
@@ -270,8 +262,16 @@ class WorkerRole:
         """Ask for an early end of the run for all."""
         yield Send(COORDINATOR, StopRun(why))
 
+    def leave(self) -> Talk[None]:
+        """The script has ended: hold the shards until others do."""
+        if self._own is not None:
+            yield Send(COORDINATOR, Leaving())
+            yield from self._expect(Free, "take over what this worker holds")
+        self.has_left = True
+
     def bye(self) -> Talk[None]:
         """The script has ended well."""
+        yield from self.leave()
         yield Send(COORDINATOR, Bye())
 
     # --- parts --------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.errors import ProtocolError, UsageError
-from paceline.roles.worker import Leased
+from paceline.roles.talk import Leased
 
 HEAD = 5
 UNSIZED = -1

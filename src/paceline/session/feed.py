@@ -12,7 +12,7 @@ from typing import Any
 
 from paceline.errors import UsageError
 from paceline.messages import Draw, EpochOver, Plan
-from paceline.roles.worker import Leased
+from paceline.roles.talk import Leased
 from paceline.session.batches import BatchList, unpack
 from paceline.session.sampling import Rules, Sampling
 from paceline.session.worker import Worker

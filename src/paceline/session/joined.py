@@ -30,6 +30,7 @@ from paceline.session.schedule import Clock, Rates, follow
 from paceline.session.slow import Handicap
 from paceline.session.states import States, adopt_model, adopt_optimizer
 from paceline.session.streams import reseed
+from paceline.session.whole import Whole
 from paceline.session.worker import Worker
 from paceline.settings import Settings
 from paceline.tensors.replica import Replica
@@ -92,7 +93,8 @@ class Joined(Run):
         welcome, (arena,) = link.drive(role.join(hello))
         shared = torch.frombuffer(link.map(arena, parameter_arena_bytes(layout)[1]), dtype=torch.uint8)
         own = link.share("arena", arena_map(layout).size_bytes)
-        replica = Replica(model, optimizer, spec, torch.frombuffer(own.memory, dtype=torch.uint8), shared)
+        memory = torch.frombuffer(own.memory, dtype=torch.uint8)
+        replica = Replica(model, optimizer, spec, memory, shared)
         if link.on_written is not None:
             replica.tell_of_gradients(link.on_written)
         if welcome.first:
@@ -103,6 +105,9 @@ class Joined(Run):
         go = link.drive(role.attach(own.attachment))
         link.let_go(own.attachment)
         self._me = Worker(link, role, replica, self._handicap, meter=Meter(where.now_s, where.cpu_s), sleep=where.sleep)
+        if self._settings.route_in_force != "servers":
+            self._me.may_hold(Whole(link, spec, replica, memory))
+            link.before_bye.append(self._me.leave)
         where.at_exit(self._remark)
         if welcome.version:
             # what was loaded and averaged since the run began is not among the initial values

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Generator
+from typing import Any, TypeVar
 
 from paceline.engine.link import Link
 from paceline.errors import UsageError
 from paceline.messages import Start
+from paceline.roles.applier import Applier
 from paceline.roles.effects import Send
-from paceline.roles.worker import Gradient, Talk, WorkerRole
+from paceline.roles.talk import Gradient, Talk, Together
+from paceline.roles.worker import WorkerRole
 from paceline.session.meter import Meter
 from paceline.session.run import say
 from paceline.session.slow import Handicap
+from paceline.session.whole import Whole
 from paceline.tensors.replica import Replica
 
 T = TypeVar("T")
@@ -42,6 +45,8 @@ class Worker:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.link, self.role, self.replica, self.handicap = link, role, replica, handicap
+        self._applier: Applier | None = None
+        self._whole: Whole | None = None
         self.meter = meter or Meter()
         self._sleep = sleep
         self.is_counted = True
@@ -63,15 +68,40 @@ class Worker:
             self.replica.await_copies()
         try:
             with self.meter.waiting():
-                said = self.link.drive(self._metered(talk))
+                said = self.link.drive(self._metered(talk if self._applier is None else self._grouped(self._applier.attend(talk))))
         except BaseException:
             self.is_broken = True
             raise
         self._pulled_bytes += reads * self.replica.parameter_bytes
-        self.replica.point(self.role.in_place)
+        self.replica.point(self.role.memory)
         if reads:
             self.replica.copy_in()
         return said
+
+    def may_hold(self, whole: Whole) -> None:
+        """From now on the coordinator may let this worker hold all shards itself."""
+        self._whole = whole
+        self.role.holder = self._applier = Applier(self.role, whole)
+
+    def leave(self) -> None:
+        """The script has ended: the run goes on, or ends, without what this worker holds."""
+        if not self.is_broken:
+            self.converse(self.role.leave())
+        if self._whole is not None:
+            self._whole.close()
+
+    def _grouped(self, talk: Generator[Any, Any, T]) -> Talk[T]:
+        """The same conversation; what all of a group do together is done here."""
+        try:
+            wanted = next(talk)
+            while True:
+                if isinstance(wanted, Together):
+                    assert self._whole is not None
+                    wanted = talk.send(self._whole.together(wanted))
+                else:
+                    wanted = talk.send((yield wanted))
+        except StopIteration as end:
+            return end.value
 
     def _metered(self, talk: Talk[T]) -> Talk[T]:
         """The same conversation; the meter hears of the leave to go on."""
@@ -168,7 +198,7 @@ class Worker:
         start = self.converse(talk, reads=1)
         if start.refused:
             self._refused(start.refused)
-        replica.flip(role.buffer, keep=role.in_place or bool(start.refused))
+        replica.flip(role.buffer, keep=role.memory != "private" or bool(start.refused))
 
     def _may_step(self) -> bool:
         """Whether there is something to step on; not when the run is stopping and nobody leads the script's loop."""

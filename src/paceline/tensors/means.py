@@ -5,6 +5,8 @@ A worker counts with what it sent last, until it is gone.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 from torch import Tensor
 
@@ -23,6 +25,17 @@ class MeanBuffers:
         self._means = self._views(self._segment)
         self._contributions: dict[tuple[int, int], tuple[int, Tensor, list[Tensor]]] = {}
         self._kept = torch.empty(0, dtype=torch.uint8)
+
+    @property
+    def values(self) -> list[Tensor]:
+        """The means, flat, in the order of the layout."""
+        return self._means
+
+    def keep_only(self, workers: Collection[int]) -> None:
+        """Of these workers alone what they sent counts with the next contribution."""
+        for worker, incarnation in list(self._contributions):
+            if worker not in workers:
+                self.drop(worker, incarnation)
 
     def take(self, worker: int, incarnation: int, contribution: Tensor, num_samples: int) -> None:
         """Copy a worker's buffers (the segment's bytes) and compute the means again."""

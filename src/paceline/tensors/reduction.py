@@ -7,7 +7,7 @@ term of weight 1 is not copied at all. Nothing is allocated after the first upda
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -82,6 +82,21 @@ class Reduction:
         """Add to the accumulator, which begins at zero, now: its source may be written again afterwards."""
         self._terms = [term]
         self._settle()
+
+    def fill(self, term: Term | None) -> Iterator[Tensor]:
+        """Let the accumulator hold `term`, or zeros, and give its parts, each as soon as it is there, to be summed with others'."""
+        self.finish()
+        for window in self._windows:
+            own = self._accumulator[window.first : window.first + window.num_elements]
+            if term is None:
+                own.zero_()
+            else:
+                self._terms = [term]
+                for piece in window.pieces:
+                    self._sum(piece, self._kept[piece.number], 1.0)
+            yield own
+        self._holds = True
+        self._terms = []
 
     def begin(self, terms: list[Term], scale: float) -> None:
         """Name what the gradient is: the accumulator and `terms`, all times `scale`; sources must stay as they are until `finish`."""

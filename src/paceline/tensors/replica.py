@@ -7,13 +7,14 @@ hold it and make the updates.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from paceline.errors import UsageError
-from paceline.logic.partition import arena_map, layout_of
+from paceline.logic.partition import arena_map, layout_of, parameter_arena_bytes
 from paceline.messages import ModelSpec
 from paceline.tensors.buffers import Buffers
 from paceline.tensors.gradient import Gradient, Gradients
@@ -23,6 +24,9 @@ from paceline.tensors.staging import AtOnce, Staging, staging_for
 from paceline.tensors.state import pack, state_of
 from paceline.tensors.storage import tensor_at
 from paceline.tensors.watch import Watch
+
+Place = Literal["private", "shards", "whole"]
+"""Where a worker's parameters are."""
 
 
 class Replica:
@@ -46,8 +50,13 @@ class Replica:
         self._trained = [parameters[slot.index] for slot in trained]
         self._private = [tensor_at(arena, private_at + slot.start, slot.spec) for slot in trained]
         self._shared = [tensor_at(shared, slot.start, slot.spec) for slot in trained]
-        self._constants = [(parameters[s.index], tensor_at(shared, s.start, s.spec)) for s in layout.slots if s.spec.group < 0]
-        self._in_place: bool | None = None
+        self._whole: list[Tensor] = []
+        self._held: Tensor | None = None
+        self._memories = (arena, shared)
+        self._layout = layout
+        self._constant_slots = [slot for slot in layout.slots if slot.spec.group < 0]
+        self._constants = [(parameters[slot.index], tensor_at(shared, slot.start, slot.spec)) for slot in self._constant_slots]
+        self._place = ""
         self._watch = Watch(self._trained, [slot.spec.name for slot in trained])
         self._staging = staging or staging_for(parameters[0].device, arena, shared)
         self._values = [] if self._staging is None else [parameter.data for parameter in self._trained]
@@ -91,8 +100,9 @@ class Replica:
     @torch.no_grad()
     def load_constants(self) -> None:
         """Copy the run's values of the parameters that no optimizer holds into the model's."""
-        for parameter, view in self._constants:
-            parameter.copy_(view)
+        for (parameter, view), slot in zip(self._constants, self._constant_slots, strict=True):
+            own = self._held if self._place == "whole" else None
+            parameter.copy_(view if own is None else tensor_at(own, slot.start, slot.spec))
 
     def release(self) -> None:
         """Take the hooks off; the parameters go on to point where they do."""
@@ -102,15 +112,31 @@ class Replica:
 
     # --- parameters ---------------------------------------------------------------------------------------
 
-    def point(self, in_place: bool) -> None:
-        """Let the parameters be the shards' memory, or this worker's private copy of it (filled by a pull)."""
-        if in_place is self._in_place:
+    def point(self, place: Place) -> None:
+        """Let the parameters be the shards' memory, this worker's private copy of it (filled by a pull), or all shards of its own."""
+        if place == self._place:
             return
-        self._in_place = in_place
+        self._place = place
         if self._staging is None:
-            for parameter, view in zip(self._trained, self._shared if in_place else self._private, strict=True):
+            for parameter, view in zip(self._trained, self._views(), strict=True):
                 parameter.data = view
         self._watch.settle()
+
+    def hold(self) -> Tensor:
+        """All shards' memory in this worker, with what was pulled last: parameters, what no optimizer holds, averaged buffers."""
+        (arena, shared), layout, places = self._memories, self._layout, arena_map(self._layout)
+        buffers_at, size_bytes = parameter_arena_bytes(layout)
+        if self._held is None:
+            self._held = torch.zeros(size_bytes, dtype=torch.uint8)
+            self._whole = [tensor_at(self._held, slot.start, slot.spec) for slot in layout.slots if slot.spec.group >= 0]
+        held = self._held
+        held[: layout.trainable_bytes].copy_(arena[places.parameters :][: layout.trainable_bytes])
+        held[layout.trainable_bytes : buffers_at].copy_(shared[layout.trainable_bytes : buffers_at])
+        held[buffers_at:][: layout.buffer_bytes].copy_(arena[places.mean_buffers :][: layout.buffer_bytes])
+        return held
+
+    def _views(self) -> list[Tensor]:
+        return {"private": self._private, "shards": self._shared, "whole": self._whole}[self._place or "private"]
 
     def await_copies(self) -> None:
         """Until nothing of shared memory is being copied to or from a device, so that servers may write it."""
@@ -120,7 +146,7 @@ class Replica:
     def copy_in(self) -> None:
         """New parameters lie where `point` says: begin to copy them to the device, if the model is on one."""
         if self._staging is not None:
-            self._staging.send(zip(self._values, self._shared if self._in_place else self._private, strict=True))
+            self._staging.send(zip(self._values, self._views(), strict=True))
 
     def check_untouched(self) -> None:
         """Raise UsageError when the script wrote a parameter.

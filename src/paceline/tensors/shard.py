@@ -23,7 +23,7 @@ from paceline.tensors.memory import check_memory, typed
 from paceline.tensors.momentum import RAMP_UPDATES, Ramp
 from paceline.tensors.reduction import Reduction, Source, Term
 from paceline.tensors.staleness import Stale
-from paceline.tensors.state import Parcel, unpack
+from paceline.tensors.state import Gathered, Parcel, unpack
 from paceline.tensors.stepper import Stepper
 from paceline.tensors.window import WINDOW_BYTES, Window, cut
 
@@ -236,9 +236,11 @@ class Shard:
 
     # --- state --------------------------------------------------------------------------------------------
 
-    def save(self, *, optimizer: bool) -> bytes:
-        """This shard's slices of the parameters, and of the optimizer's state if asked, for `state.assemble`."""
+    def save(self, *, optimizer: bool, buffers: bool = False) -> bytes:
+        """This shard's slices of the parameters, and of the optimizer's state and the mean buffers if asked, for `state.assemble`."""
         parcel = Parcel()
+        for index, values in enumerate(self._means.values if buffers and self._means is not None else ()):
+            parcel.add_buffer(index, values)
         for window in self._windows:
             for part in window.parts:
                 for slot in part.slots:
@@ -249,10 +251,13 @@ class Shard:
                 parcel.add_state(index, key, value, sliced=sliced)
         return parcel.encode()
 
-    @torch.no_grad()
     def load(self, state: bytes | memoryview, *, parameters: bool, optimizer: bool) -> None:
         """Replace parameters (and mean buffers) and optimizer state by this shard's slices of what `state.pack` wrote."""
-        gathered = unpack(state)
+        self.take(unpack(state), parameters=parameters, optimizer=optimizer)
+
+    @torch.no_grad()
+    def take(self, gathered: Gathered, *, parameters: bool, optimizer: bool) -> None:
+        """Replace parameters (and mean buffers) and optimizer state by this shard's slices."""
         self._followers.clear()
         self._settle()
         if parameters:

@@ -27,6 +27,7 @@ from paceline.messages import (
     Failed,
     Gone,
     Halt,
+    Handed,
     Hello,
     Load,
     Message,
@@ -61,6 +62,7 @@ def job_settings(resolved: Resolved) -> JobSettings:
         patience_s=settings.patience_s,
         hybrid=mode if isinstance(mode, Hybrid) else None,
         shares=settings.shares,
+        route=settings.route_in_force,
     )
 
 
@@ -74,7 +76,7 @@ class Keeper:
     def keep(self, message: Message, attachments: tuple[int, ...], sender: Address | None = None) -> None:  # noqa: ARG002
         """Take over the attachments of a message that arrived from `sender`, who matters where shards are not shared."""
         unneeded = list(attachments)
-        if isinstance(message, Drawn | Seeded | Load):
+        if isinstance(message, Drawn | Seeded | Load | Handed):
             former, self._kept[type(message)] = self._kept.get(type(message)), unneeded.pop(0)
             unneeded += [] if former is None else [former]
         for fd in unneeded:
@@ -90,8 +92,8 @@ class Keeper:
                 return send._replace(attachments=(self._arena_of(role), *seed))
             case Plan() if Drawn in self._kept:
                 return send._replace(attachments=(self._kept[Drawn],))
-            case Restate():
-                return send._replace(attachments=(self._kept[Load],))
+            case Restate(handed=handed):
+                return send._replace(attachments=(self._kept[Handed if handed else Load],))
             case _:
                 return send
 

@@ -56,7 +56,7 @@ class WorkerProcess:
         """Run the script and tell how it ended; returns the exit code."""
         try:
             self._far = self._connect(self._brief, self._port)
-            run_script(self._script, self._brief.resolved.settings.args)
+            self._play()
         except RunEnded as end:
             self._tell(SUPERVISOR, Bye())
             return end.code
@@ -65,6 +65,20 @@ class WorkerProcess:
         except Exception as error:  # noqa: BLE001 - whatever the script lets through is reported
             return self._fail(failed_of(error, self._brief.me, self._script))
         return self._finished()
+
+    def _play(self) -> None:
+        """The script to its end; if that is a good one, what the others still want of this worker follows."""
+        exited: SystemExit | None = None
+        try:
+            run_script(self._script, self._brief.resolved.settings.args)
+        except SystemExit as end:
+            if end.code not in (0, None):
+                raise
+            exited = end
+        if (link := current()) is not None:
+            link.leave()
+        if exited is not None:
+            raise exited
 
     def _finished(self) -> int:
         if not self._has_joined():

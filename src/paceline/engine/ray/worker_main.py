@@ -32,6 +32,9 @@ class InActor(Surroundings):
     engine = "ray"
     because = "an actor of `paceline run --engine ray` started this process"
 
+    def __init__(self, address: str) -> None:
+        self.address = address
+
 
 def connect(brief: Brief, _: SocketPort) -> Port:
     """Reach the coordinator and every server, those of this machine so that memory is shared. Raises PeerLostError or ProtocolError."""
@@ -55,7 +58,7 @@ def connect(brief: Brief, _: SocketPort) -> Port:
         raise
     worker_port = WorkerPort(port, timeout_s=max(settings.patience_s, LEAST_WAIT_S))
     member = Member(brief.id, brief.incarnation, settings.workers, len(brief.servers))
-    link = Link(worker_port, member, brief.resolved, InActor())
+    link = Link(worker_port, member, brief.resolved, InActor(brief.host))
     link.on_written = worker_port.written
     install(link)
     return worker_port

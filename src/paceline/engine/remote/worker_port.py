@@ -16,7 +16,22 @@ from paceline.engine.remote.parts import Parts, bytes_spec, filled
 from paceline.engine.remote.reach import Reach
 from paceline.engine.remote.width import WIDE, Width
 from paceline.errors import PacelineError, PeerLostError, ProtocolError
-from paceline.messages import COORDINATOR, Address, Attach, Hello, Linked, Message, ModelSpec, Params, Pull, Ready, Seeded, Welcome
+from paceline.messages import (
+    COORDINATOR,
+    Address,
+    Attach,
+    Disband,
+    Formed,
+    Hello,
+    Linked,
+    Message,
+    ModelSpec,
+    Params,
+    Pull,
+    Ready,
+    Seeded,
+    Welcome,
+)
 from paceline.ports import Delivery
 from paceline.transport import memory
 from paceline.transport.arrivals import Arrival
@@ -44,7 +59,8 @@ class WorkerPort:
         self._asked: dict[Address, Pull] = {}
         self._ahead: Ahead | None = None
         self._sends_ahead = True
-        self._step = 0
+        self._step = 0  # of those whose gradients are pushed: a group's stay here
+        self._is_in_group = False
         self._widths: dict[Address, Width] = {}
         self._num_pulls: dict[Address, int] = {}
         self._coming: dict[Address, list[Arrival]] = {}
@@ -62,8 +78,10 @@ class WorkerPort:
             case Seeded():
                 self._send_initial(to, message, attachments)
                 return
-            case Ready(step=step, buffer=buffer):
-                self._push(step, buffer)
+            case Ready(buffer=buffer, in_group=False):
+                self._push(buffer)
+            case Formed():
+                self._is_in_group = True
             case Pull() if not self._port.is_near(to):
                 message = self._expect(to, message)
             case Pull() if not self._in_place:
@@ -79,6 +97,9 @@ class WorkerPort:
         if delivery is None:
             return None
         match delivery.message:
+            case Disband():
+                self._is_in_group = False
+                return delivery
             case Welcome() as welcome:
                 return delivery._replace(attachments=(self._welcomed(welcome, delivery.attachments),))
             case Linked() if delivery.attachments:
@@ -141,7 +162,7 @@ class WorkerPort:
 
     def written(self, first: int, past: int) -> None:
         """What a backward pass has written may leave for the servers; see `Gradients.on_written` and `Ahead`."""
-        if not self._sends_ahead or self._parts is None:
+        if not self._sends_ahead or self._is_in_group or self._parts is None:
             return
         if self._ahead is None:
             # what leaves ahead tells nothing of how fast a link is, so that is learned first
@@ -158,9 +179,9 @@ class WorkerPort:
         servers = [Address("server", shard) for shard in range(self._known().num_shards)]
         return [server for server in servers if not self._port.is_near(server)]
 
-    def _push(self, step: int, buffer: int) -> None:
+    def _push(self, buffer: int) -> None:
         """Send a gradient, or what has not left of it; returns when every server has all of it."""
-        parts, ahead = self._known(), self._ahead
+        parts, ahead, step = self._known(), self._ahead, self._step
         begun = ahead.departures if ahead is not None else {}
         is_missed = ahead is not None and ahead.is_missed
         self._ahead, self._step = None, step + 1

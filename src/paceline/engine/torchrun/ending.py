@@ -96,18 +96,29 @@ class Ending:
             sentence = f"{self._who}: {script} ended without calling run.prepare(...), so there was nothing to train"
             self._failed = Failed(ExitCode.SCRIPT_FAILED, sentence)
             sys.stderr.write(f"paceline: {sentence}\n")
+        is_late = is_silent or (self._failed is None and not self._leaves_well())
         with suppress(PeerLostError):
             told = Bye() if self._failed is None else Failed(self._failed.code, self._failed.sentence)
             self._port.send(COORDINATOR, told)
         self._port.close()
         self._nursery.await_end(None if self._failed is None else GRACE_S)
         code = self._tell()
-        if code and (is_silent or self._failed is None):
+        if code and (is_late or self._failed is None):
             # Python would end with 0; what was printed goes out first
             for stream in (sys.stdout, sys.stderr):
                 with suppress(OSError, ValueError):
                     stream.flush()
             os._exit(code)
+
+    def _leaves_well(self) -> bool:
+        """What the others still want of this worker comes before its goodbye."""
+        try:
+            self._link.leave()
+            return True
+        except PacelineError as error:
+            self._failed = Failed(error.exit_code, str(error))
+            sys.stderr.write(f"paceline: {error}\n")
+            return False
 
     def _tell(self) -> int:
         """The last lines and the reason, where the coordinator was; returns the code that this process should end with."""

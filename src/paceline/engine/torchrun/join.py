@@ -35,6 +35,7 @@ from paceline.roles.patience import LEAST_WAIT_S
 from paceline.transport.shm import SocketPort
 from paceline.transport.tcp import TcpPort
 from paceline.transport.trust import Trust
+from paceline.transport.wire import Wire
 
 COMPANION, SETTINGS, PLACE = "companion", "settings", "at"
 TELL_S = 5.0
@@ -81,9 +82,10 @@ class Launched(Surroundings):
 
     engine = "torchrun"
 
-    def __init__(self, launch: Launch, board: Board) -> None:
+    def __init__(self, launch: Launch, board: Board, host: str) -> None:
         self.because = launch.because
         self.board = board
+        self.address = host
 
 
 class Joining:
@@ -117,7 +119,7 @@ class Joining:
         servers = {Address("server", shard): self._where(Address("server", shard), rank) for shard, rank in enumerate(firsts)}
         port = self._connect({COORDINATOR: coordinator, **servers}, life)
         worker_port = WorkerPort(port, timeout_s=patience_s)
-        link = Link(worker_port, Member(launch.rank, life, launch.world_size, len(firsts)), resolved, Launched(launch, board))
+        link = Link(worker_port, Member(launch.rank, life, launch.world_size, len(firsts)), resolved, Launched(launch, board, self._host))
         link.on_written = worker_port.written
         nursery.watch()
         Ending(link, worker_port, nursery, self._write_report).watch()
@@ -129,7 +131,8 @@ class Joining:
     def _decide(self, num_hosts: int) -> None:
         resolved = settings_of(self._launch, self._wishes, num_hosts, os.environ)
         prepare_run_dir(Path(resolved.settings.out), resolved)
-        for sentence in (f"run directory: {resolved.settings.out}", *resolved.warnings()):
+        resolved, about_route = routed(resolved, self._trust.wire, shares=shares_memory(os.environ))
+        for sentence in (f"run directory: {resolved.settings.out}", *resolved.warnings(), *about_route):
             sys.stderr.write(f"paceline: {sentence}\n")
         self._board.write(SETTINGS, msgspec.json.encode(resolved))
 
@@ -163,6 +166,21 @@ class Joining:
         if reasons:
             sys.stderr.write(f"paceline: no memory is shared with a process of this machine, it is reached over TCP: {reasons[0]}\n")
         return Joint(near, far)
+
+
+def routed(resolved: Resolved, wire: Wire, *, shares: bool) -> tuple[Resolved, list[str]]:
+    """The settings with a route where none is to be measured, and why: where all processes share memory, or connections are protected."""
+    if resolved.settings.route != "auto":
+        return resolved, []
+    if wire is not Wire.PLAIN:
+        why = "a collective's connections cannot be protected as this run's are"
+    elif shares:
+        # without protection everyone is on this machine
+        why = "all processes share this machine's memory"
+    else:
+        return resolved, []
+    settings = msgspec.structs.replace(resolved.settings, route="servers")
+    return Resolved(settings, {**resolved.origins, "route": why}), [f"route servers: {why}"]
 
 
 def settings_of(launch: Launch, wishes: Mapping[str, object], num_hosts: int, environ: Mapping[str, str]) -> Resolved:

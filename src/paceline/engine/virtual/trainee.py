@@ -16,7 +16,8 @@ from paceline.engine.virtual.member import Member
 from paceline.messages import Draw, Drawn, EpochOver, Halt, Hello, ModelSpec, TensorSpec
 from paceline.ports import Delivery
 from paceline.roles.effects import Send
-from paceline.roles.worker import Gradient, Receive, WorkerRole
+from paceline.roles.talk import Gradient, Receive
+from paceline.roles.worker import WorkerRole
 from paceline.settings import Slow
 
 

@@ -1,0 +1,130 @@
+"""What a worker is made of that holds all shards itself: their memory, and the group that sums its gradients with the others'."""
+
+from __future__ import annotations
+
+import time
+from typing import cast
+
+import torch
+from torch.distributed import TCPStore
+
+from paceline.engine.carry import take_bytes
+from paceline.engine.link import Link
+from paceline.errors import ProtocolError
+from paceline.messages import Fold, Form, Message, ModelSpec, Restate
+from paceline.roles.talk import Together
+from paceline.tensors.replica import Replica
+from paceline.tensors.state import assemble
+from paceline.tensors.whole import WholeShard
+from paceline.transport.collective import Group, GroupError, Seat, convene
+
+GROUP_TIMEOUT_S = 30.0
+"""How long one sum may take: a member that has stopped is found out by that; one that has died is by its connection."""
+EXCHANGES = 2
+"""A gradient's way over the servers is a push and a pull, of which the pull is measured."""
+
+
+class Whole:
+    """All shards of worker `worker`, from the first group on that it is in; `arena` has its gradients."""
+
+    def __init__(self, link: Link, spec: ModelSpec, replica: Replica, arena: torch.Tensor) -> None:
+        self._link, self._spec, self._replica, self._arena = link, spec, replica, arena
+        self._me = link.member.worker
+        self._shard: WholeShard | None = None
+        self._group: Group | None = None
+        self._workers: tuple[int, ...] = ()
+        self._convened: TCPStore | None = None
+        self._pulling_s = self._pull_s = self._sum_s = 0.0
+
+    # --- what the role asks -------------------------------------------------------------------------------
+
+    @property
+    def model(self) -> ModelSpec:
+        """What is trained."""
+        return self._spec
+
+    def convene(self) -> tuple[str, int]:
+        """Open a store for the next group; returns where it is."""
+        host = self._link.surroundings.address
+        self._convened, port = convene(host)
+        return host, port
+
+    def store(self) -> WholeShard:
+        """All shards."""
+        if self._shard is None:
+            raise ProtocolError(f"worker {self._me} has been in no group")
+        return self._shard
+
+    def open(self, message: Message, attachments: tuple[int, ...]) -> tuple[object, ...]:
+        """A loaded state's bytes."""
+        return tuple(map(take_bytes, attachments)) if isinstance(message, Restate) else attachments
+
+    def read(self, *, buffers: bool) -> None:
+        """The averaged buffers go to where the worker reads them."""
+        if buffers:
+            self.store().show_buffers()
+
+    def save(self, *, optimizer: bool) -> bytes:
+        """The state of all shards."""
+        return self.store().save(optimizer=optimizer)
+
+    def give(self) -> bytes:
+        """The state of all shards with the averaged buffers."""
+        return self.store().save(optimizer=True, buffers=True)
+
+    def pulling(self) -> None:
+        """A pull begins."""
+        self._pulling_s = time.perf_counter()
+
+    def pulled(self) -> None:
+        """It is over."""
+        self._pull_s = time.perf_counter() - self._pulling_s
+
+    def times(self) -> tuple[float, float]:
+        """Seconds of summing a gradient in the group, and of its way over the servers."""
+        return self._sum_s, EXCHANGES * self._pull_s
+
+    # --- what all of the group do together ----------------------------------------------------------------
+
+    def together(self, asked: Together) -> str:
+        """Meet or sum; returns why it could not be done, empty when it was."""
+        try:
+            match asked.what:
+                case Form() as form:
+                    self._meet(form, asked.parts)
+                case Fold() as fold:
+                    self._sum(fold)
+        except GroupError as error:
+            return str(error)
+        return ""
+
+    def _meet(self, form: Form, parts: tuple[object, ...]) -> None:
+        self.close()
+        convened, self._convened = self._convened, None
+        seat = Seat(form.generation, form.workers.index(self._me), len(form.workers), self._link.surroundings.address)
+        if seat.size > 1:
+            self._group = Group(seat, convened if seat.rank == 0 else None, (form.host, form.port), timeout_s=GROUP_TIMEOUT_S)
+        if form.fresh:
+            self._shard = WholeShard(self._spec, self._replica.hold(), self._me, self._arena)
+            states = [part if isinstance(part, bytes) else self._link.read(cast(int, part)) for part in parts]
+            self._shard.take(assemble(self._spec, len(states), states), parameters=False, optimizer=True)
+        self._workers = form.workers
+        self.store().meet(form.workers)
+        if form.measure and self._group is not None:
+            self._sum_s = self._group.sum_s(self._replica.parameter_bytes)
+
+    def _sum(self, fold: Fold) -> None:
+        shard, group = self.store(), self._group
+        buffers = shard.own_buffers(fold.members)
+        if group is None:
+            shard.bring({} if buffers is None else {self._me: buffers})
+            return
+        group.sum(shard.fill(fold.members))
+        if buffers is not None:
+            shard.bring(dict(zip(self._workers, group.gather(buffers), strict=True)))
+
+    def close(self) -> None:
+        """Let the group go."""
+        if self._group is not None:
+            self._group.close()
+            self._group = None

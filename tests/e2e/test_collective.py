@@ -1,0 +1,86 @@
+"""The collective route with real processes: workers die, the pace changes, and both routes come to the same model."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from launch import SCRIPTS, events, paceline_run, paceline_start, pid_of, wait_for_updates
+
+SAMPLES = 600
+
+
+def is_folded_once(value: float, num_workers: int) -> bool:
+    """Whether `value` is (1 + tag) / n of one computation in an update of n samples (see counting.py)."""
+    tags = [2.0 ** -(1 + power) for power in range(num_workers * 5)]
+    return any(abs(value * n - 1 - tag) < 1e-5 * n for n in range(1, 4 * num_workers + 1) for tag in tags)
+
+
+def counts(out: Path) -> list[float]:
+    """What each sample's parameter has come to."""
+    return (-load_file(out / "final.safetensors")["count"].to(torch.float64)).flatten().tolist()
+
+
+def routes(out: Path) -> list[tuple[object, object]]:
+    """The routes in their order, with the group's workers where there is one."""
+    return [(event["route"], event.get("workers")) for event in events(out) if event["event"] == "route"]
+
+
+def listening(pid: int) -> list[str]:
+    """The TCP addresses that a process listens at, as /proc has them."""
+    sockets = {os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()}
+    lines = [line.split() for table in ("tcp", "tcp6") for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]]
+    return [line[1] for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in sockets]
+
+
+def test_a_group_goes_on_without_a_killed_worker_and_folds_every_sample_once(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    options: dict[str, object] = {"workers": 3, "route": "collective", "lr_rule": "none"}
+    process = paceline_start(SCRIPTS / "counting.py", str(SAMPLES), "1", "1", "0.01", out=out, **options)
+    try:
+        wait_for_updates(out, 10, process)
+        loopback = socket.inet_aton("127.0.0.1")[::-1].hex().upper()
+        addresses = [address for worker in range(3) for address in listening(pid_of(out, worker))]
+        assert len(addresses) >= 1
+        assert all(address.startswith(loopback) for address in addresses), f"the group listens at {addresses}"
+        os.kill(pid_of(out, 1), signal.SIGKILL)
+        printed, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 0, printed
+    summary = json.loads((out / "summary.json").read_text())
+    assert (summary["lost"], summary["ledger"]["once"], summary["ledger"]["skipped"]) == ([1], SAMPLES, 0)
+    assert [at for at, value in enumerate(counts(out)) if not is_folded_once(value, 3)] == []
+    assert routes(out) == [("collective", [0, 1, 2]), ("collective", [0, 2]), ("servers", None)]
+
+
+def test_a_schedule_moves_between_the_group_and_the_servers_with_nothing_lost(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    options: dict[str, object] = {"workers": 2, "servers": 2, "route": "collective", "lr_rule": "none"}
+    paces = "hybrid:sync@0,async,weighting=none@0.3,sync@0.6"
+    done = paceline_run(SCRIPTS / "counting.py", str(SAMPLES), "1", "1", "0.001", out=out, pace=paces, **options)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["ledger"] == {"once": SAMPLES, "repeated": 0, "skipped": 0, "undone": 0}
+    assert [at for at, value in enumerate(counts(out)) if not is_folded_once(value, 2)] == []
+    assert [route for route, _ in routes(out)] == ["collective", "servers", "collective", "servers"]
+
+
+def test_both_routes_come_to_the_same_model(tmp_path: Path) -> None:
+    finals: list[dict[str, torch.Tensor]] = []
+    for route in ("servers", "collective"):
+        out = tmp_path / route
+        done = paceline_run(SCRIPTS / "everything.py", out=out, workers=2, servers=2, pace="sync", leases="static", route=route)
+        assert done.returncode == 0, done.stderr
+        finals.append(load_file(out / "final.safetensors"))
+    assert routes(tmp_path / "servers") == []
+    assert routes(tmp_path / "collective") == [("collective", [0, 1]), ("servers", None)]
+    for name, ours in finals[0].items():
+        theirs = finals[1][name]
+        assert torch.allclose(ours.double(), theirs.double(), rtol=1e-6, atol=1e-6), f"{name}: {ours} against {theirs}"
