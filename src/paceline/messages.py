@@ -230,7 +230,7 @@ class Formed(Message, frozen=True):
     """This worker is one of group `generation` and holds all shards at `version`.
 
     Where the run's route is open: `collective_s` is what summing a gradient in the group takes, `servers_s` what the
-    exchange with the servers takes, both for the whole model and reckoned from a piece of it.
+    exchange with the servers takes, for the whole model: the one reckoned from a piece of it, the other from a pull.
     """
 
     generation: int

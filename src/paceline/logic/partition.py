@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass
 from math import prod
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from paceline.errors import UsageError
 from paceline.messages import ModelSpec, TensorSpec
@@ -35,6 +35,9 @@ ITEM_BYTES = {
     "bool": 1,
 }
 TRAINABLE = frozenset({"float32", "bfloat16"})
+
+Memory = Literal["private", "shards", "whole"]
+"""Where a worker's parameters are: a copy of its own, the servers' shards, or all shards, which it holds itself."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -56,7 +56,8 @@ class Patience:
                 missing = ", ".join(sorted(map(str, norm.owed_by)))
                 job.end(5, f"waited {limit_s:g} s for {missing} to report on update {version}")
                 return True
-        late = self.routes.late(server_s, resting_s)
+        # a group that cannot meet says so itself before that
+        late = self.routes.late(server_s + LEAST_WAIT_S, resting_s)
         if late:
             names = ", ".join(f"worker {number}" for number in late)
             job.end(5, f"waited {job.now_s - self.routes.since_s:.0f} s for {names}, while {self.routes.stage.value}")

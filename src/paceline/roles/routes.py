@@ -161,7 +161,7 @@ class Routes:
 
     def _form(self, host: str, port: int) -> None:
         job = self.job
-        self.stage, self.awaited = Stage.FORMING, set(self._members)
+        self.stage, self.awaited, self.since_s = Stage.FORMING, set(self._members), job.now_s
         form = Form(self.generation, self._members, job.version, self._fresh, host, port, self._wish == "auto")
         for number in self._members:
             job.tell(job.members.workers[number], form)
@@ -192,7 +192,7 @@ class Routes:
         self._wish = "collective" if collective_s < servers_s else "servers"
         self.job.is_together = self._wish == "collective"
         measured = f"summing a gradient in the group takes {1e3 * collective_s:.3g} ms, its way over the servers {1e3 * servers_s:.3g} ms"
-        why = f"{measured} (measured with a piece of it)"
+        why = f"{measured} (the one by summing a piece of it, the other as twice a pull)"
         self.job.warn(f"route {self._wish}: {why}")
         return why
 

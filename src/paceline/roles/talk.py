@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Literal, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from paceline.messages import Fold, Form
 from paceline.ports import Delivery
@@ -33,10 +33,6 @@ class Together(NamedTuple):
 
 
 Talk = Generator[Send | Receive, Delivery, T]
-
-
-Memory = Literal["private", "shards", "whole"]
-"""Where a worker's parameters are: a copy of its own, the servers' shards, or all shards, which it holds itself."""
 
 
 class Leased(NamedTuple):

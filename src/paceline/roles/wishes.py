@@ -12,7 +12,7 @@ from paceline.roles.steps import Steps
 
 
 class Wishes:
-    """While a group of workers holds the shards, one that is not of it is answered once the servers do."""
+    """While a group holds the shards, a snapshot for a worker outside of it waits until the servers hold them again."""
 
     def __init__(self, job: Job, epochs: Epochs, steps: Steps, moves: Moves) -> None:
         self.job, self.epochs, self.steps, self.moves = job, epochs, steps, moves

@@ -11,6 +11,7 @@ from collections import deque
 from typing import TypeVar
 
 from paceline.errors import ProtocolError
+from paceline.logic.partition import Memory
 from paceline.messages import (
     COORDINATOR,
     Address,
@@ -50,7 +51,7 @@ from paceline.messages import (
 from paceline.pace import Pace
 from paceline.ports import Delivery
 from paceline.roles.effects import Send
-from paceline.roles.talk import Gradient, Holder, Leased, Memory, Receive, Talk
+from paceline.roles.talk import Gradient, Holder, Leased, Receive, Talk
 
 M = TypeVar("M", bound=Message)
 

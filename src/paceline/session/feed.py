@@ -55,7 +55,7 @@ class Feed:
 
     def leave(self, *, consumed: bool = False) -> None:
         """Nothing more of this epoch is computed here; batches `consumed` without a step are given up."""
-        if self.is_open and not self.worker.is_broken:
+        if self.is_open and not (self.worker.is_broken or self.worker.is_over):
             self.worker.discard()
             self.worker.replica.await_copies()
             self.worker.converse(self.worker.role.give_back(self.epoch, consumed=consumed))

@@ -215,9 +215,9 @@ class Joined(Run):
     def _remark(self) -> None:
         """What is only known at the end."""
         me = self._member()
-        if me.is_broken:
+        if me.is_broken or me.is_over:
             return
-        me.is_broken = True  # loops that the script has left open are closed after this, when nobody listens
+        me.is_over = True  # loops that the script has left open are closed after this, when nobody listens
         if self._handicap.num_overrun:
             steps = f"{self._handicap.num_overrun} step{'s' if self._handicap.num_overrun > 1 else ''}"
             say(f"{steps} took longer than --compute says, by {self._handicap.overrun_s:.3g} s in all")

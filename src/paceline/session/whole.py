@@ -69,11 +69,12 @@ class Whole:
         return self.store().save(optimizer=optimizer)
 
     def give(self) -> bytes:
-        """The state of all shards with the averaged buffers."""
+        """The state of all shards with the averaged buffers and what no optimizer holds."""
         return self.store().save(optimizer=True, buffers=True)
 
     def pulling(self) -> None:
         """A pull begins."""
+        self._replica.await_copies()
         self._pulling_s = time.perf_counter()
 
     def pulled(self) -> None:

@@ -29,7 +29,7 @@ NO_BATCH = "opt.step() was called without a batch of the prepared loader; each s
 
 
 class Worker:
-    """Drives `role` over `link` with `replica`; `is_broken` once a conversation has failed.
+    """Drives `role` over `link` with `replica`; `is_broken` once a conversation has failed, `is_over` once the script is.
 
     `even_samples` are those of a step where batches are cut and all parts even; 0: batches are whole.
     """
@@ -50,7 +50,7 @@ class Worker:
         self.meter = meter or Meter()
         self._sleep = sleep
         self.is_counted = True
-        self.is_broken = False
+        self.is_broken = self.is_over = False
         self.at_first_batch: list[Callable[[], None]] = []
         self.planned_epochs = self.updates_per_epoch = 0
         self.even_samples = 0.0

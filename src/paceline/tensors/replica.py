@@ -7,14 +7,13 @@ hold it and make the updates.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from paceline.errors import UsageError
-from paceline.logic.partition import arena_map, layout_of, parameter_arena_bytes
+from paceline.logic.partition import Memory, arena_map, layout_of, parameter_arena_bytes
 from paceline.messages import ModelSpec
 from paceline.tensors.buffers import Buffers
 from paceline.tensors.gradient import Gradient, Gradients
@@ -24,9 +23,6 @@ from paceline.tensors.staging import AtOnce, Staging, staging_for
 from paceline.tensors.state import pack, state_of
 from paceline.tensors.storage import tensor_at
 from paceline.tensors.watch import Watch
-
-Place = Literal["private", "shards", "whole"]
-"""Where a worker's parameters are."""
 
 
 class Replica:
@@ -56,7 +52,7 @@ class Replica:
         self._layout = layout
         self._constant_slots = [slot for slot in layout.slots if slot.spec.group < 0]
         self._constants = [(parameters[slot.index], tensor_at(shared, slot.start, slot.spec)) for slot in self._constant_slots]
-        self._place = ""
+        self._place: Memory | None = None
         self._watch = Watch(self._trained, [slot.spec.name for slot in trained])
         self._staging = staging or staging_for(parameters[0].device, arena, shared)
         self._values = [] if self._staging is None else [parameter.data for parameter in self._trained]
@@ -112,11 +108,11 @@ class Replica:
 
     # --- parameters ---------------------------------------------------------------------------------------
 
-    def point(self, place: Place) -> None:
+    def point(self, memory: Memory) -> None:
         """Let the parameters be the shards' memory, this worker's private copy of it (filled by a pull), or all shards of its own."""
-        if place == self._place:
+        if memory == self._place:
             return
-        self._place = place
+        self._place = memory
         if self._staging is None:
             for parameter, view in zip(self._trained, self._views(), strict=True):
                 parameter.data = view

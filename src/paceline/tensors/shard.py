@@ -237,8 +237,14 @@ class Shard:
     # --- state --------------------------------------------------------------------------------------------
 
     def save(self, *, optimizer: bool, buffers: bool = False) -> bytes:
-        """This shard's slices of the parameters, and of the optimizer's state and the mean buffers if asked, for `state.assemble`."""
+        """This shard's slices of the parameters, and of the optimizer's state if asked, for `state.assemble`.
+
+        With `buffers` also the mean buffers and what no optimizer holds, for `load`.
+        """
         parcel = Parcel()
+        for slot in self._layout.slots if buffers and self._holds_constants else ():
+            if slot.spec.group < 0:
+                parcel.add_parameter(slot.index, typed(self._memory, slot.start, slot.stop, slot.spec.dtype).clone())
         for index, values in enumerate(self._means.values if buffers and self._means is not None else ()):
             parcel.add_buffer(index, values)
         for window in self._windows:

@@ -25,7 +25,8 @@ class WholeShard(Shard):
         self.attach(worker, 0, arena)
 
     def meet(self, workers: tuple[int, ...]) -> None:
-        """Be one of the group of these workers."""
+        """Be one of the group of these workers; what a former group summed and did not apply is forgotten."""
+        self._reduction.finish()
         self._is_alone, self._speaks = len(workers) == 1, workers[0] == self._me
         if self._means is not None:
             self._means.keep_only(workers)

@@ -1,0 +1,44 @@
+"""A shard of everything in a worker of a group, whose sums may fail half way."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn, optim
+
+from paceline.messages import Member
+from paceline.tensors.state import unpack
+from paceline.tensors.whole import WholeShard
+from sharded import Job
+
+
+def whole_of(job: Job, worker: int) -> WholeShard:
+    return WholeShard(job.spec, job.memory.clone(), worker, job.arenas[worker])
+
+
+def test_what_a_lost_member_had_summed_is_forgotten_by_the_one_that_is_left() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(5, 3)
+    job = Job(model, optim.SGD(model.parameters(), lr=0.5), num_workers=2)
+    gradients = [torch.randn(spec.shape) for spec in job.spec.parameters]
+    job.write(0, gradients)
+    before = {index: view.clone() for index, view in job.views.items()}
+    shard = whole_of(job, 0)
+    shard.meet((0, 1))
+    for part in shard.fill((Member(0, 0, 1, 0, 0.5), Member(1, 0, 1, 0, 0.5))):
+        part += 7.0  # the other one's share, of which nobody knows who else has it
+    shard.meet((0,))
+    shard.reduce((Member(0, 0, 1, 0, 1.0),), 1.0)
+    shard.apply(factor=1.0, lr_factor=1.0, hyper=b"", absent=b"")
+    saved = unpack(shard.save(optimizer=False)).parameters
+    for index, gradient in enumerate(gradients):
+        assert torch.allclose(saved[index].view(gradient.shape), before[index] - 0.5 * gradient)
+
+
+def test_what_no_optimizer_holds_goes_to_the_servers_too() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    frozen = model[1].requires_grad_(requires_grad=False)
+    job = Job(model, optim.SGD(model[0].parameters(), lr=0.5))
+    given = unpack(whole_of(job, 0).save(optimizer=True, buffers=True)).parameters
+    names = [spec.name for spec in job.spec.parameters]
+    assert torch.equal(given[names.index("1.weight")].view(1, 2), frozen.weight)
+    assert set(given) == set(range(len(names)))
