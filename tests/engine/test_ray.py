@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -220,6 +221,13 @@ def test_an_address_where_nobody_answers_is_named(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(ConfigError, match="no Ray cluster runs here"):
         cluster.find_address("auto")
     assert cluster.find_address(None) is None
+    left = tmp_path / "ray" / "ray_current_cluster"
+    left.parent.mkdir()
+    left.write_text("127.0.0.1:1")
+    assert cluster.find_address(None) is None
+    with socket.create_server(("127.0.0.1", 0)) as running:
+        left.write_text(f"127.0.0.1:{running.getsockname()[1]}")
+        assert cluster.find_address(None) == left.read_text()
     monkeypatch.setenv("RAY_ADDRESS", "ray://there:1")
     with pytest.raises(ConfigError, match="RAY_ADDRESS: no Ray cluster answers at ray://there:1"):
         cluster.find_address(None)

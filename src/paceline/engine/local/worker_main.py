@@ -110,6 +110,12 @@ class WorkerProcess:
         with suppress(PeerLostError):
             (self._port if who == SUPERVISOR else self._far).send(who, message)
 
+    def close(self) -> None:
+        """End every connection; what is still queued is sent first."""
+        if self._far is not self._port:
+            self._far.close()
+        self._port.close()
+
 
 def run_worker(connect: Connect) -> int:
     """Run a worker. A KeyboardInterrupt goes through: Python then ends by SIGINT, which tells the supervisor what it was."""
@@ -117,11 +123,12 @@ def run_worker(connect: Connect) -> int:
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.excepthook = _excepthook
+    worker = WorkerProcess(port, brief, connect)
     try:
-        code = WorkerProcess(port, brief, connect).run()
+        code = worker.run()
         sys.stdout.flush()
     finally:
-        port.close()
+        worker.close()
     return code
 
 

@@ -57,10 +57,13 @@ class Berth:
             return {"error": f"{told.me} cannot start on {socket.gethostname()}: its directory {directory}: {error.strerror}"}
         if not os.path.isfile(script):
             return {"error": f"{told.me} cannot start on {socket.gethostname()}: the script {script} is not in {directory} there"}
-        with handed(key, {**os.environ, **environ}) as given, ExitStack() as stack:
-            listener = stack.enter_context(listener_at(name_of(told.token, told.me))) if told.role == "server" else None
-            arguments = told.resolved.settings.args if told.role == "worker" else ()
-            started = start(told, listener, arguments, MODULES, environ=given.environ, given_fds=(given.fd,))
+        arguments = told.resolved.settings.args if told.role == "worker" else ()
+        try:
+            with handed(key, {**os.environ, **environ}) as given, ExitStack() as stack:
+                listener = stack.enter_context(listener_at(name_of(told.token, told.me))) if told.role == "server" else None
+                started = start(told, listener, arguments, MODULES, environ=given.environ, given_fds=(given.fd,))
+        except OSError as error:
+            return {"error": f"{told.me} cannot start on {socket.gethostname()}: {error.strerror or error}"}
         self._port.adopt(told.me, started.sock)
         # what it prints is kept where the run's directory is, which may be another machine
         self._child, self._life = Child(told.me, started, Path(os.devnull)), told.incarnation

@@ -1,6 +1,6 @@
 """The process of a run that speaks with Ray, so that nothing of Ray is in the process that speaks with the user.
 
-It is the owner of the run's actors: when it is gone, however, Ray ends them. What Ray prints goes into a log of its own.
+It is the owner of the run's actors: whatever ends it, Ray then ends them. What Ray prints goes into a log of its own.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ INSTALL = "pip install 'paceline[ray]'"
 
 
 class Answer(NamedTuple):
-    """What came of a call: what the actor returned, or None and why there is nothing; `for_good`: the actor comes not back."""
+    """What came of a call: what the actor returned, or None and why there is nothing; `for_good`: the actor does not come back."""
 
     value: dict[str, Any] | None
     reason: str = ""
@@ -54,7 +54,7 @@ def find_address(wanted: str | None) -> str | None:
         _check_answers(told, "RAY_ADDRESS")
         return told
     left = _left_by_ray_start()
-    if left is None or (wanted is None and not _answers(left)):
+    if left is None or (wanted is None and _silence_of(left)):
         if wanted == "auto":
             raise ConfigError("--address auto: no Ray cluster runs here: RAY_ADDRESS is not set, and `ray start` has left no address")
         return None
@@ -69,7 +69,7 @@ def _left_by_ray_start() -> str | None:
         return None
 
 
-def _answers(address: str) -> str:
+def _silence_of(address: str) -> str:
     """What is wrong with an address, empty when somebody listens there."""
     host, _, port = address.rpartition(":")
     try:
@@ -82,7 +82,7 @@ def _answers(address: str) -> str:
 
 
 def _check_answers(address: str, place: str) -> None:
-    wrong = _answers(address)
+    wrong = _silence_of(address)
     if wrong:
         raise ConfigError(f"{place}: no Ray cluster answers at {address}: {wrong}")
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from time import monotonic
 
@@ -53,7 +53,9 @@ class RayFamily(Family):
     def add(self, who: Address, resolved: Resolved, log: str, host: str = "") -> Child:
         """Start a process that has the job's key."""
         brief = Brief(self._token, who.role, who.id, 0, os.getpid(), -1, -1, resolved, host)
-        with handed(self._key, os.environ) as given, listener_at(name_of(self._token, who)) as listener:
+        with handed(self._key, os.environ) as given, ExitStack() as stack:
+            # nobody connects to the broker
+            listener = stack.enter_context(listener_at(name_of(self._token, who))) if who == COORDINATOR else None
             started = start(brief, listener, (), MODULES, environ=given.environ, given_fds=(given.fd,))
         self._port.adopt(who, started.sock)
         self.children[who] = child = Child(who, started, Path(self._resolved.settings.out) / LOGS / f"{log}.log")
