@@ -1,4 +1,4 @@
-"""A group of workers that sum tensors among themselves through torch.distributed (Gloo here, NCCL for tensors on GPUs).
+"""A group of workers that sum tensors among themselves through torch.distributed (Gloo: gradients lie in memory of the CPU).
 
 A sum is not atomic: when one of the group is lost some may have it and others not, so what comes of it is for a vote. A group
 that broke is not used again; it is let go of in a thread of its own, for its end waits until what is stuck in it times out.
@@ -6,7 +6,6 @@ that broke is not used again; it is let go of in a thread of its own, for its en
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -18,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from paceline.errors import PacelineError
+from paceline.transport.store import first_line, serve_store
 
 STORE_S = 15.0
 """How long the others of a group may take to meet once they were told where."""
@@ -40,12 +40,11 @@ class Seat(NamedTuple):
 
 
 def convene(host: str) -> tuple[dist.TCPStore, int]:
-    """A store at a free port of `host`, and that port. Without a socket of ours torch would listen at all addresses."""
-    family, _, _, _, address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
-    with socket.create_server((address[0], 0), family=family, backlog=1024) as listener:
-        port = int(listener.getsockname()[1])
-        timeout = timedelta(seconds=STORE_S)
-        return dist.TCPStore(host, port, None, True, timeout, wait_for_workers=False, master_listen_fd=listener.detach()), port
+    """A store at a free port of `host`, and that port. Raises OSError."""
+    try:
+        return serve_store(host, 0, timedelta(seconds=STORE_S))
+    except RuntimeError as error:
+        raise OSError(first_line(error)) from error
 
 
 class Group:
@@ -62,7 +61,7 @@ class Group:
             self._store = store or dist.TCPStore(host, port, None, False, timedelta(seconds=STORE_S), wait_for_workers=False)
             self._group: Any = self._open(dist.PrefixStore(f"paceline/{seat.generation}", self._store))
         except RuntimeError as error:
-            raise self._failed("met", error) from error
+            raise self._failed("meet", error) from error
 
     def _open(self, store: dist.Store) -> Any:
         # as torch's own `init_process_group` makes one, but at this address and beside whatever groups the script has
@@ -78,7 +77,7 @@ class Group:
             for work in [self._group.allreduce([part]) for part in parts]:
                 work.wait(self._timeout)
         except RuntimeError as error:
-            raise self._failed("summed", error) from error
+            raise self._failed("sum", error) from error
 
     def gather(self, own: Tensor) -> Sequence[Tensor]:
         """What each member gives, by rank; all of one shape and dtype."""
@@ -86,7 +85,7 @@ class Group:
         try:
             self._group.allgather([others], [own]).wait(self._timeout)
         except RuntimeError as error:
-            raise self._failed("gathered", error) from error
+            raise self._failed("gather", error) from error
         return others
 
     def sum_s(self, size_bytes: int) -> float:
@@ -111,6 +110,4 @@ class Group:
             held.clear()
 
     def _failed(self, what: str, error: Exception) -> GroupError:
-        """The first line of what torch says, whose others are a C++ stack."""
-        said = next(iter(str(error).splitlines()), type(error).__name__)
-        return GroupError(f"worker group {self._seat.generation} could not be {what}: {said[:300]}")
+        return GroupError(f"worker group {self._seat.generation} could not {what}: {first_line(error)[:300]}")

@@ -1,8 +1,8 @@
 """A server's port to workers of which some share no memory with it: it makes their arenas itself and receives into them.
 
 The server's role and its store stay as they are. A gradient's place is named before its worker can send it; the parameters
-of a pull are copied into the worker's arena here, and stream from there while the update is still being made. A worker that is near brings
-its own arena, and is given the server's memory with its Linked.
+of a pull stream while the update is still being made: from a copy in the worker's arena here or, where the pull wants none,
+from the shard. A worker that is near brings its own arena, and is given the server's memory with its Linked.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ class ServerPort:
             guest.next_step += 1
 
     def _start(self, worker: Address) -> None:
-        """Send what was copied for a pull; it changes with the worker's next pull at the earliest, when it has all of this."""
+        """Send what a pull brings; it does not change before the worker has all of it and says Ready or pulls again."""
         parts, guest = self._known(worker)
         has_begun = guest.stream is not None
         guest.stream = None

@@ -209,7 +209,7 @@ class WorkerPort:
         for server, departure in departures:
             departure.wait(self._timeout_s)
             if self._widths.setdefault(server, Width()).learn(departure.spec.size_bytes, monotonic() - start_s):
-                # without it things go on as they went; a peer that is gone is told of by what comes next
+                # without them things go on as they went; a peer that is gone, or has given this worker up, is told of by what comes next
                 with suppress(PacelineError):
                     self._port.widen(server, lanes=WIDE)
 

@@ -21,6 +21,7 @@ from torch.distributed import DistError, DistNetworkError, TCPStore
 
 from paceline.engine.torchrun.launch import Launch
 from paceline.errors import ConfigError, DeadlineError, PeerLostError, ProtocolError
+from paceline.transport.store import first_line, serve_store
 from paceline.transport.trust import Trust
 
 T = TypeVar("T")
@@ -69,22 +70,18 @@ class Board:
         self._store = _open_store(launch, open_s)
 
     def _ask(self, act: Callable[[], T], timeout_s: float = ANSWER_S) -> T:
-        host, port = self._launch.address
         try:
             return answered(act, timeout_s)
-        except TimeoutError as error:
-            raise PeerLostError(f"rank {self._launch.rank} lost the store at {host}:{port}: {error}") from error
+        except (TimeoutError, DistNetworkError) as error:
+            host, port = self._launch.address
+            raise PeerLostError(f"rank {self._launch.rank} lost the store at {host}:{port}: {first_line(error)}") from error
 
     def write(self, name: str, note: bytes) -> None:
         """Put a note up, in place of one of that name. Raises PeerLostError when the store is gone."""
         self._put(f"{self._prefix}/{name}", self._sign(name, note) + note)
 
     def _put(self, key: str, value: bytes) -> None:
-        try:
-            self._ask(lambda: self._store.set(key, value))  # pyright: ignore[reportArgumentType] - it takes bytes
-        except DistNetworkError as error:
-            host, port = self._launch.address
-            raise PeerLostError(f"rank {self._launch.rank} lost the store at {host}:{port}: {_short(error)}") from error
+        self._ask(lambda: self._store.set(key, value))  # pyright: ignore[reportArgumentType] - it takes bytes
 
     def read(self, name: str, whose: str, timeout_s: float = START_S) -> bytes:
         """The note `name` of `whose`.
@@ -110,11 +107,8 @@ class Board:
                 sleep(min(pause_s, max(0.0, until_s - monotonic())))
                 pause_s = min(2.0 * pause_s, LOOK_S)
             signed = self._ask(lambda: self._store.get(key))
-        except DistNetworkError as error:
-            host, port = self._launch.address
-            raise PeerLostError(
-                f"rank {self._launch.rank} lost the store at {host}:{port}, while it waited for {whose}: {_short(error)}"
-            ) from error
+        except PeerLostError as error:
+            raise PeerLostError(f"{error}, while it waited for {whose}") from error
         note = signed[_SIGNATURE_BYTES:]
         is_ours = len(signed) <= MOST_NOTE_BYTES and hmac.compare_digest(signed[:_SIGNATURE_BYTES], self._sign(name, note))
         return note[:MOST_NOTE_BYTES], is_ours
@@ -178,11 +172,6 @@ def answered(act: Callable[[], T], timeout_s: float) -> T:
     return results[0]
 
 
-def _short(error: Exception) -> str:
-    """The first line of what torch says, whose others are a C++ stack."""
-    return next(iter(str(error).splitlines()), type(error).__name__)
-
-
 def _open_store(launch: Launch, open_s: float) -> TCPStore:
     host, port = launch.address
     timeout = timedelta(seconds=open_s)
@@ -190,15 +179,8 @@ def _open_store(launch: Launch, open_s: float) -> TCPStore:
         if launch.has_store or launch.rank:
             reach = partial(TCPStore, host, port, None, False, timeout, wait_for_workers=False)
             return answered(reach, open_s + ANSWER_S)
-        return _serve_store(host, port, timeout)
+        return serve_store(host, port, timeout)[0]
     except (RuntimeError, OSError) as error:
         what = "open" if launch.rank == 0 and not launch.has_store else "reach"
-        reason = (error.strerror or str(error)) if isinstance(error, OSError) else _short(error)
+        reason = (error.strerror or str(error)) if isinstance(error, OSError) else first_line(error)
         raise ConfigError(f"rank {launch.rank} cannot {what} the store at {host}:{port} (MASTER_ADDR and MASTER_PORT): {reason}") from error
-
-
-def _serve_store(host: str, port: int, timeout: timedelta) -> TCPStore:
-    """The store of a launcher that keeps none, at this address only: without a socket of ours it would listen at all of them."""
-    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    with socket.create_server(address[:2], family=family, backlog=1024) as listener:
-        return TCPStore(host, port, None, True, timeout, wait_for_workers=False, master_listen_fd=listener.detach())

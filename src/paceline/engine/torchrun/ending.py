@@ -116,8 +116,10 @@ class Ending:
             self._link.leave()
             return True
         except PacelineError as error:
-            self._failed = Failed(error.exit_code, str(error))
-            sys.stderr.write(f"paceline: {error}\n")
+            code = error.code if isinstance(error, RunEnded) else error.exit_code
+            self._failed = Failed(code, str(error))
+            if code:
+                sys.stderr.write(f"paceline: {error}\n")
             return False
 
     def _tell(self) -> int:

@@ -157,15 +157,20 @@ class Joining:
         """Reach everyone: those of this machine so that memory is shared, the others over TCP."""
         me = Address("worker", self._launch.rank)
         near, far = SocketPort(me), TcpPort(me, self._trust, incarnation=life, silence_s=self._silence_s)
+        port = Joint(near, far)
         reasons: list[str] = []
-        for peer, place in places.items():
-            reason = connect_near(near, peer, name_here(place, os.environ))
-            reasons += [reason] if reason else []
-            if peer not in near.peers:
-                far.connect(peer, place.endpoint, timeout_s=CONNECT_S, lanes=NARROW if peer.role == "server" else 0)
+        try:
+            for peer, place in places.items():
+                reason = connect_near(near, peer, name_here(place, os.environ))
+                reasons += [reason] if reason else []
+                if peer not in near.peers:
+                    far.connect(peer, place.endpoint, timeout_s=CONNECT_S, lanes=NARROW if peer.role == "server" else 0)
+        except BaseException:
+            port.close()
+            raise
         if reasons:
             sys.stderr.write(f"paceline: no memory is shared with a process of this machine, it is reached over TCP: {reasons[0]}\n")
-        return Joint(near, far)
+        return port
 
 
 def routed(resolved: Resolved, wire: Wire, *, shares: bool) -> tuple[Resolved, list[str]]:

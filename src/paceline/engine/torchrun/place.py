@@ -59,7 +59,7 @@ def shares_memory(environ: Mapping[str, str]) -> bool:
 
 def name_here(place: Place, environ: Mapping[str, str]) -> str:
     """The abstract socket of a process of this machine, if memory may be shared with it."""
-    return place.name if place.machine == machine() and shares_memory(environ) else ""
+    return place.name if place.machine and place.machine == machine() and shares_memory(environ) else ""
 
 
 def connect_near(port: SocketPort, peer: Address, name: str) -> str:
