@@ -28,6 +28,7 @@ from paceline.errors import ConfigError, ExitCode, PacelineError
 from paceline.hybrid import mode_names
 from paceline.options import NOTHING_GIVEN, Options
 from paceline.pace import KEYS, pace_names
+from paceline.plan.machine import num_cores
 from paceline.settings import FIELDS, MOST_SAMPLES, whole
 
 _Script = Annotated[str | None, Parameter(help="The Python file that each worker runs.", show_default=False)]
@@ -75,7 +76,7 @@ def _resolved(options: Options, script: str, args: Sequence[str]) -> Resolved:
     given["slow"] = ",".join(options.slow) or None
     given["gradients"] = "no" if given.pop("no_gradients") else None
     return resolve(
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        cores=num_cores(),
         stamp=datetime.now(UTC).strftime("%Y%m%d-%H%M%S"),
         command_line=given,
         environ=os.environ,

@@ -33,12 +33,17 @@ class Machine(msgspec.Struct, frozen=True):
     tcp_answer_s: float
 
 
+def num_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def measure_machine() -> Machine:
     """Measure for a second or two. Raises ConfigError when this machine has no loopback."""
     unix, tcp = unix_pair, tcp_pair
     try:
         return Machine(
-            cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+            cores=num_cores(),
             memory_bytes_per_s=_copying(),
             unix_bytes_per_s=_streaming(unix),
             tcp_bytes_per_s=_streaming(tcp),
@@ -116,6 +121,6 @@ def _together(pair: Callable[[], Pair], mine: Callable[[socket.socket], float], 
 
 
 def _quietly(theirs: Callable[[socket.socket], None], end: socket.socket) -> None:
-    with suppress(ConnectionError):
+    with suppress(OSError):
         # who measures has seen enough and is gone
         theirs(end)

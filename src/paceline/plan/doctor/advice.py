@@ -31,11 +31,11 @@ def _missing(report: Report) -> Iterator[Advice]:
 
 
 def _keys(report: Report) -> Iterator[Advice]:
-    without = [host for host in report.hosts if not host.facts.key]
     for host in report.hosts:
         if host.facts.key_error:
             yield Advice("fails", f"{host.named(report.hosts)}: {host.facts.key_error}")
     told = [host for host in report.hosts if not host.facts.key_error]
+    without = [host for host in told if not host.facts.key]
     if len(without) == len(report.hosts) > 1 and any(host.facts.place_error for host in report.hosts):
         yield Advice(
             "fails",
@@ -47,7 +47,7 @@ def _keys(report: Report) -> Iterator[Advice]:
         name = host.named(report.hosts)
         if not host.facts.key and len(without) < len(report.hosts):
             yield Advice("fails", f"{name} has no key: copy the job's key there (mode 0600) and name it in PACELINE_KEY_FILE")
-        elif not host.has_same_key:
+        elif report.hosts[0].facts.key and not host.has_same_key:
             yield Advice("fails", f"{name} has another key than {report.hosts[0].named(report.hosts)}: copy one key file to every host")
         elif host.facts.place_error:
             yield Advice("fails", f"{name}: {host.facts.place_error}")
@@ -88,7 +88,8 @@ def _limits(report: Report) -> Iterator[Advice]:
         name, facts = host.named(report.hosts), host.facts
         soft, hard = facts.open_files
         if 0 < soft < needed:
-            yield Advice("fails", f"{name} allows {soft} open files a process, this job may need {needed}: ulimit -n {min(needed, hard)}")
+            mend = f"ulimit -n {needed}" if hard < 0 or hard >= needed else f"its hard limit of {hard} has to be raised first"
+            yield Advice("fails", f"{name} allows {soft} open files a process, this job may need {needed}: {mend}")
         if not facts.has_memory_files:
             yield Advice("fails", f"{name} has no memory files (memfd), which processes of one host share: `paceline run` needs Linux")
         if facts.memory_bytes and facts.available_bytes < LITTLE_MEMORY * facts.memory_bytes:

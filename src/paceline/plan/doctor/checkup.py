@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import count
 from time import monotonic
+from typing import TypeVar
 
 import msgspec
 
@@ -30,6 +31,7 @@ ROUND_S = 30.0
 """How long a pair may take for its round; it is half a second where all addresses answer."""
 GOODBYE_S = 5.0
 
+T = TypeVar("T")
 
 Measure = Callable[[], tuple[Machine, tuple[float, float, float] | None]]
 """The machine, and the seconds a sample of a script on it: the median and the quartiles."""
@@ -52,7 +54,7 @@ def pairs_of(ranks: Sequence[int], number: int) -> list[tuple[int, int]]:
     """The pairs of round `number`; over the rounds 0, 1, ... everybody meets everybody once (the circle method).
 
     >>> pairs_of([0, 1, 2, 3], 0), pairs_of([0, 1, 2, 3], 1), pairs_of([0, 1, 2], 0)
-    ([(0, 3), (1, 2)], [(0, 2), (1, 3)], [(1, 2)])
+    ([(0, 3), (1, 2)], [(0, 1), (2, 3)], [(1, 2)])
     """
     seats: list[int | None] = [*ranks, *([None] if len(ranks) % 2 else [])]
     seats = [*seats[:1], *seats[1 + number :], *seats[1 : 1 + number]]
@@ -151,7 +153,8 @@ class Checkup:
         mine = next((pair for pair in pairs if 0 in pair), None)
         if mine is not None:
             self._meet(number, mine)
-        deadline_s = monotonic() + ROUND_S
+        # the second of a pair visits when the first has been
+        deadline_s = monotonic() + 2 * ROUND_S
         for pair in pairs:
             for rank in pair:
                 self._hear_of(number, rank, pair, max(0.05, deadline_s - monotonic()))
@@ -163,7 +166,7 @@ class Checkup:
         except DeadlineError:
             # who waits for one that is lost is late as well
             if not {rank, other} & set(self._lost):
-                self._lost[rank] = f"it said nothing of its visit to rank {other} within {ROUND_S:g} s"
+                self._lost[rank] = f"it said nothing of its visit to rank {other} within {2 * ROUND_S:g} s"
 
     def _host(self, card: Card, firsts: Sequence[Card]) -> Host:
         """A host by its first process; the others there are those of the same name up to the next first one of that name."""
@@ -193,8 +196,8 @@ class Checkup:
 
     def _follow(self) -> None:
         for number in count():
-            timeout_s = self._patience_s + ROUND_S if number == 0 else 2 * ROUND_S
-            leaflet = msgspec.json.decode(self._board.read(f"round/{number}", "rank 0", timeout_s), type=Leaflet)
+            timeout_s = self._patience_s + ROUND_S if number == 0 else 4 * ROUND_S
+            leaflet = _understood(self._board.read(f"round/{number}", "rank 0", timeout_s), Leaflet, 0)
             if not leaflet.ranks:
                 return
             for pair in pairs_of(leaflet.ranks, number):
@@ -219,7 +222,7 @@ class Checkup:
         self._write(number, Visitor(me, self._trust, self._clock).visit(other, card.doors, card.facts.advertised))
 
     def _found(self, number: int, rank: int, timeout_s: float) -> Visit:
-        return msgspec.json.decode(self._board.read(f"found/{number}/{rank}", f"rank {rank}", timeout_s), type=Visit)
+        return _understood(self._board.read(f"found/{number}/{rank}", f"rank {rank}", timeout_s), Visit, rank)
 
     def _write(self, number: int, visit: Visit) -> None:
         self._board.write(f"found/{number}/{visit.visitor}", msgspec.json.encode(visit))
@@ -228,15 +231,22 @@ class Checkup:
         rank = self._launch.rank
         try:
             # rank 0 waits for whoever is late, and for the rounds
-            timeout_s = self._patience_s + ROUND_S * (2 + num_rounds(self._launch.world_size))
+            timeout_s = self._patience_s + 2 * ROUND_S * (2 + num_rounds(self._launch.world_size))
             note, is_ours = self._board.peek("verdict", "rank 0", timeout_s)
         finally:
             with suppress(PeerLostError):
                 self._board.write(f"bye/{rank}", b"")
         if not is_ours:
             raise PacelineError(f"rank {rank} does not have the key of rank 0: PACELINE_KEY_FILE must name the same key on every host")
-        if not msgspec.json.decode(note, type=Verdict).is_well:
+        if not _understood(note, Verdict, 0).is_well:
             raise PacelineError("something will not work, rank 0 has printed what")
+
+
+def _understood(note: bytes, kind: type[T], rank: int) -> T:
+    try:
+        return msgspec.json.decode(note, type=kind)
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(f"rank {rank} runs another version of Paceline: install the same one on every host") from error
 
 
 def _card_of(note: bytes, rank: int) -> Card:

@@ -18,6 +18,7 @@ from paceline.engine.torchrun.interfaces import Interface, interfaces
 from paceline.engine.torchrun.launch import Launch
 from paceline.engine.torchrun.place import host_of, trust_at
 from paceline.errors import ConfigError, PacelineError
+from paceline.plan.machine import num_cores
 from paceline.transport import memory
 from paceline.transport.keys import JobKey
 from paceline.transport.trust import Trust, is_loopback, key_of
@@ -81,7 +82,7 @@ def facts_here(environ: Mapping[str, str], out: Path, launch: Launch | None) -> 
         paceline=_version("paceline"),
         protocol=VERSION,
         extras=tuple(sorted({extra for module, extra in EXTRAS.items() if find_spec(module) is not None})),
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        cores=num_cores(),
         memory_bytes=memory_bytes,
         available_bytes=available_bytes,
         has_memory_files=_has_memory_files(),
