@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
 from paceline.transport.keys import write_key_file
-from step import HERE, run_ranks
+from step import HERE, measure_each, run_ranks
 
 TARGETS = (
     ("no checksum / plain sockets", "ours none", "sockets", 0.80),
@@ -73,11 +72,7 @@ def main() -> None:
         runs = contenders(args.steps, key)
         if args.only:
             runs = {name: run for name, run in runs.items() if any(word in name for word in args.only)}
-        results: dict[str, list[float]] = {name: [] for name in runs}
-        for repeat in range(args.repeats):
-            for name in list(runs) if repeat % 2 == 0 else list(runs)[::-1]:
-                results[name].append(runs[name]())
-                print(f"{repeat + 1}/{args.repeats} {name}: {results[name][-1]:.1f} ms", file=sys.stderr, flush=True)
+        results = measure_each(runs, args.repeats)
     shown = show(results)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(shown, indent=1))

@@ -20,7 +20,7 @@ def _option(group: Group, metavar: str, text: str) -> Parameter:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The settings that the command line may give, as it gave them; `config` checks them."""
+    """One attribute for each option; None or empty where it was not given."""
 
     workers: Annotated[str | None, _option(_HOW, "N", "Processes that run the script. Default: the number of cores.")] = None
     servers: Annotated[str | None, _option(_HOW, "M", "Processes that hold the parameters. Default: min(cores, workers).")] = None

@@ -66,7 +66,7 @@ def played_again(out: Path, correction: str, optimizer: str) -> tuple[list[Tenso
     [
         ("async", "dc:0.5", "sgd"),
         pytest.param("async", "dca:0.2", "adam", marks=pytest.mark.slow),
-        ("async", "gap:1", "adam"),
+        pytest.param("async", "gap:1", "adam", marks=pytest.mark.slow),
         pytest.param("async", "bound:0.05", "sgd", marks=pytest.mark.slow),
         pytest.param("kasync:2", "gap:1", "sgd", marks=pytest.mark.slow),
         ("kasync:2", "bound:0.05", "adam"),

@@ -113,7 +113,7 @@ class Job:
         hear(self.worker, Linked)
         self.replica = Replica(self.model, self.optimizer, spec, self.arena, values)
         self.replica.seed()
-        self.replica.point(True)
+        self.replica.point("shards")
         self.replica.tell_of_gradients(self.worker.written)
         self.number = 0
 

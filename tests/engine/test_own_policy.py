@@ -137,6 +137,7 @@ def test_nothing_is_left_of_a_policy_when_its_parents_are_killed(part: str, watc
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_a_quorum_above_the_live_number_takes_what_there_is(watch: Watch, policies: Path) -> None:
     run = watch(script(epochs=60), pace=f"hybrid:{policies}:three", workers=3)
     run.wait_for(lambda: any(event["event"] == "pace" for event in events(run.out)))

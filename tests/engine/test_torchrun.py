@@ -29,7 +29,7 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return out, done.stdout
 
 
-@pytest.mark.parametrize("same_host", ["memory", "tcp", "hosts"])
+@pytest.mark.parametrize("same_host", ["memory", "tcp", pytest.param("hosts", marks=pytest.mark.slow)])
 def test_two_hosts_of_two_end_with_the_same_bits_as_one_machine(same_host: str, launched: Launched, local: tuple[Path, str]) -> None:
     ranks = launched("states", "0", same_host=same_host, servers="2", leases="static")
     assert ranks.codes() == [0] * 4, ranks.printed(0)
@@ -41,7 +41,7 @@ def test_two_hosts_of_two_end_with_the_same_bits_as_one_machine(same_host: str, 
     assert "engine torchrun, because a launcher has set RANK and WORLD_SIZE: worker 3 of 4" in ranks.printed(3)
 
 
-@pytest.mark.parametrize("pace", ["async", "ssp:3", "hybrid"])
+@pytest.mark.parametrize("pace", ["async", pytest.param("ssp:3", marks=pytest.mark.slow), "hybrid"])
 def test_every_kind_of_pace_counts_every_sample_once(pace: str, launched: Launched) -> None:
     ranks = launched("plain", "0", size=2, pace=pace)
     assert ranks.codes() == [0, 0], ranks.printed(0)
@@ -95,7 +95,7 @@ def test_a_killed_worker_is_a_leave_and_the_others_do_its_samples(pace: str, lau
     assert "worker 2 was lost (its connection ended) and has left, the others go on" in ranks.printed(0)
 
 
-@pytest.mark.parametrize(("rank", "names"), [(0, ("rank 0", "server 0")), (2, ("server 1",))])
+@pytest.mark.parametrize(("rank", "names"), [(0, ("rank 0", "server 0")), pytest.param(2, ("server 1",), marks=pytest.mark.slow)])
 def test_without_a_hosts_first_worker_the_others_end_and_name_who_was_lost(rank: int, names: tuple[str, ...], launched: Launched) -> None:
     ranks = launched("plain", "0.02", servers="2")
     ranks.wait_for_updates(3)

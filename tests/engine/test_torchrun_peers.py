@@ -83,7 +83,7 @@ def test_without_a_worker_the_others_go_on_and_do_its_samples(
         assert "coordinator" in ranks.printed(1) or "server 0" in ranks.printed(1)
 
 
-@pytest.mark.parametrize(("fault", "pace"), some([("stop", "async")]))
+@pytest.mark.parametrize(("fault", "pace"), some([("kill", "async")]))
 def test_without_a_server_the_run_ends_and_names_it(fault: str, pace: str, started: Callable[..., Ranks], hosts: Sequence[Host]) -> None:
     ranks = started(pace, servers="2")
     strike(fault, ranks.child(1, "server_main"), hosts[1])

@@ -226,7 +226,7 @@ WRONG = {
     "another model": (
         script().replace("Linear(4, 1)", "Linear(4, 1, bias=run.worker == 0)"),
         1,
-        "worker 1's model is not that of worker 0",
+        "worker 1's model on virtual-1 is not that of worker 0 on virtual-0",
     ),
 }
 

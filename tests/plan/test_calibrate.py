@@ -177,6 +177,7 @@ def test_hosts_that_were_not_measured_are_no_cluster() -> None:
         hosts_cluster(replace(report, hosts=report.hosts[:1]))
 
 
+@pytest.mark.slow
 def test_a_run_on_this_machine_becomes_its_cluster_and_the_virtual_run_is_as_fast(tmp_path: Path) -> None:
     """Two workers with recorded steps of 20 ms, one of them three times as slow."""
     script, times = spirals(tmp_path, samples=480, epochs=2), tmp_path / "times"

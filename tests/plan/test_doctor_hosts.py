@@ -116,6 +116,7 @@ def test_an_address_that_is_cut_off_fails_and_another_one_is_offered(hosts: Host
     assert "something will not work, rank 0 has printed what" in error
 
 
+@pytest.mark.slow
 def test_calibrate_writes_the_hosts_and_the_network_between_them(hosts: Hosts) -> None:
     times = hosts.folder / "times.py"
     times.write_text(SCRIPT)

@@ -45,8 +45,8 @@ def watch(note: Callable[[str], None]) -> None:
     """Begin to watch this process and note what is forbidden; there is no way to end it."""
 
     def hook(event: str, arguments: tuple[object, ...]) -> None:
-        if event in ("exec", "compile"):
-            # an import is also an exec, called by importlib
+        if event == "exec":
+            # an import is also an exec, called by importlib; a compile alone is what a traceback makes of its lines
             if _caller(2).startswith(OURS):
                 note(f"{event} by {_caller(2)}")
         elif event == "pickle.find_class":
