@@ -24,11 +24,11 @@ from paceline.config import Resolved, Sizes, explain, resolve
 from paceline.dash.doctor import doctor_command
 from paceline.dash.keys import keys_new
 from paceline.dash.planning import CALIBRATED, PLANNED, CalibrateOptions, PlanOptions, calibrate_command, plan_command
+from paceline.engine.surroundings import num_cores
 from paceline.errors import ConfigError, ExitCode, PacelineError
 from paceline.hybrid import mode_names
 from paceline.options import NOTHING_GIVEN, Options
 from paceline.pace import KEYS, pace_names
-from paceline.plan.machine import num_cores
 from paceline.settings import FIELDS, MOST_SAMPLES, whole
 
 _Script = Annotated[str | None, Parameter(help="The Python file that each worker runs.", show_default=False)]

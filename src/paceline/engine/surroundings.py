@@ -9,6 +9,11 @@ import time
 from collections.abc import Callable
 
 
+def num_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 class Surroundings:
     """Those of a process of its own; an engine that only pretends to have processes puts others in their place.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from time import perf_counter
 
 import msgspec
 
+from paceline.engine.surroundings import num_cores
 from paceline.errors import ConfigError
 from paceline.plan.speed import PATIENCE_S, ask, receive, reply, send
 
@@ -31,11 +31,6 @@ class Machine(msgspec.Struct, frozen=True):
     tcp_bytes_per_s: float
     unix_answer_s: float
     tcp_answer_s: float
-
-
-def num_cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def measure_machine() -> Machine:

@@ -155,15 +155,11 @@ class Coordinator:
         return self.job.take_outbox()
 
     def _bye(self, worker: Worker, _: Bye) -> None:
-        self._tell_if_amid(worker)
+        self.epochs.warn_if_amid(worker)
         self._remove(worker, "done")
 
-    def _tell_if_amid(self, worker: Worker) -> None:
-        if self.epochs.is_amid(worker):
-            self.job.warn(f"worker {worker.id}'s script ended in the middle of epoch {self.epochs.index}; its samples go to the others")
-
     def _leaving(self, worker: Worker, message: Leaving) -> None:
-        self._tell_if_amid(worker)
+        self.epochs.warn_if_amid(worker)
         if self.epochs.is_amid(worker) or worker.phase is COMPUTING:
             self.epochs.give_back(worker, GiveBack(self.epochs.index))
         self.routes.leaving(worker, message)

@@ -143,6 +143,11 @@ class Epochs:
         is_in = worker.epoch == self.index and not worker.left_epoch
         return is_in and self.stage is Stage.OPEN and not self.is_uncounted and not self.job.stopping
 
+    def warn_if_amid(self, worker: Worker) -> None:
+        """Tell of a script that ends before its epoch does."""
+        if self.is_amid(worker):
+            self.job.warn(f"worker {worker.id}'s script ended in the middle of epoch {self.index}; its samples go to the others")
+
     def folded_more(self, num_samples: int, per_worker: int) -> None:
         """An update was made of `num_samples`; `per_worker` is what one gradient has, where nobody has counted."""
         self.folded += num_samples

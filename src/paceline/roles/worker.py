@@ -1,8 +1,7 @@
 """The worker's side of every conversation, written once, as generators.
 
-Each generator yields `Send` or `Receive` and is resumed with what arrived; whoever drives it (a process on
-sockets, a test's world, a virtual engine) owns time and transport. The role keeps what the worker knows: its
-leases, the versions it read, which gradient buffer it may write.
+Each generator yields `Send` or `Receive` and is resumed with what arrived; whoever drives it (a process on sockets, a test's world,
+a virtual engine) owns time and transport. The role keeps what the worker knows: leases, versions read, which gradient buffer it may write.
 """
 
 from __future__ import annotations

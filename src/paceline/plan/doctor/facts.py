@@ -14,11 +14,11 @@ from pathlib import Path
 
 import msgspec
 
+from paceline.engine.surroundings import num_cores
 from paceline.engine.torchrun.interfaces import Interface, interfaces
 from paceline.engine.torchrun.launch import Launch
 from paceline.engine.torchrun.place import host_of, trust_at
 from paceline.errors import ConfigError, PacelineError
-from paceline.plan.machine import num_cores
 from paceline.transport import memory
 from paceline.transport.keys import JobKey
 from paceline.transport.trust import Trust, is_loopback, key_of
