@@ -29,7 +29,7 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return out, done.stdout
 
 
-@pytest.mark.parametrize("same_host", ["memory", "tcp", pytest.param("hosts", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("same_host", ["memory", *(pytest.param(way, marks=pytest.mark.slow) for way in ("tcp", "hosts"))])
 def test_two_hosts_of_two_end_with_the_same_bits_as_one_machine(same_host: str, launched: Launched, local: tuple[Path, str]) -> None:
     ranks = launched("states", "0", same_host=same_host, servers="2", leases="static")
     assert ranks.codes() == [0] * 4, ranks.printed(0)
@@ -41,7 +41,7 @@ def test_two_hosts_of_two_end_with_the_same_bits_as_one_machine(same_host: str, 
     assert "engine torchrun, because a launcher has set RANK and WORLD_SIZE: worker 3 of 4" in ranks.printed(3)
 
 
-@pytest.mark.parametrize("pace", ["async", pytest.param("ssp:3", marks=pytest.mark.slow), "hybrid"])
+@pytest.mark.parametrize("pace", [*(pytest.param(pace, marks=pytest.mark.slow) for pace in ("async", "ssp:3")), "hybrid"])
 def test_every_kind_of_pace_counts_every_sample_once(pace: str, launched: Launched) -> None:
     ranks = launched("plain", "0", size=2, pace=pace)
     assert ranks.codes() == [0, 0], ranks.printed(0)
@@ -83,7 +83,7 @@ def secrets_of(key: Path) -> list[bytes]:
     return [secret, secret.hex().encode(), b64encode(secret), urlsafe_b64encode(secret), repr(secret)[2:-1].encode(), *private]
 
 
-@pytest.mark.parametrize("pace", ["sync", "async"])
+@pytest.mark.parametrize("pace", [pytest.param("sync", marks=pytest.mark.slow), "async"])
 def test_a_killed_worker_is_a_leave_and_the_others_do_its_samples(pace: str, launched: Launched) -> None:
     ranks = launched("plain", "0.02", size=3, on_each=3, pace=pace)
     ranks.wait_for_updates(5)

@@ -7,6 +7,8 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from netns import namespaces
 from paceline.trace.record import read_summary
 from paceline.transport.keys import write_key_file
@@ -23,6 +25,7 @@ paceline.init()
 Launched = Callable[..., Ranks]
 
 
+@pytest.mark.slow
 def test_a_host_with_another_torch_is_named_on_every_host(launched: Launched, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(OTHER_TORCH)
