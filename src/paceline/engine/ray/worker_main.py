@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import os
 import sys
-from time import monotonic, sleep
+from time import monotonic
 
 from paceline.engine.link import Link, Member, install
 from paceline.engine.local.child import Brief
 from paceline.engine.local.worker_main import run_worker
 from paceline.engine.ray.key import let_go
-from paceline.engine.remote.joint import Joint
-from paceline.engine.remote.width import NARROW
 from paceline.engine.remote.worker_port import WorkerPort
 from paceline.engine.surroundings import Surroundings
-from paceline.engine.torchrun.place import CONNECT_S, connect_near, silence_of, trust_at
-from paceline.errors import ProtocolError
+from paceline.engine.torchrun.place import CONNECT_S, reach_all, silence_of, trust_at
 from paceline.messages import COORDINATOR, Address
 from paceline.ports import Port
 from paceline.roles.patience import LEAST_WAIT_S
 from paceline.transport.dial import Endpoint
 from paceline.transport.shm import SocketPort
 from paceline.transport.tcp import TcpPort
-
-RETRY_S = 1.0
 
 
 class InActor(Surroundings):
@@ -46,35 +41,15 @@ def connect(brief: Brief, _: SocketPort) -> Port:
     near, far = SocketPort(brief.me), TcpPort(brief.me, trust, incarnation=brief.incarnation, silence_s=silence_s)
     # the life before this one may be thought to be there until its silence is noticed
     deadline_s = monotonic() + silence_s + CONNECT_S
-    port = Joint(near, far)
-    servers = {Address("server", shard): server for shard, server in enumerate(brief.servers)}
-    try:
-        for peer, (host, number, name) in {COORDINATOR: (*brief.coordinator, brief.coordinator_name), **servers}.items():
-            connect_near(near, peer, name)
-            if peer not in near.peers:
-                reach(far, peer, Endpoint(host, number), lanes=NARROW if peer.role == "server" else 0, deadline_s=deadline_s)
-    except BaseException:
-        port.close()
-        raise
+    members = {COORDINATOR: (Endpoint(*brief.coordinator), brief.coordinator_name)}
+    members |= {Address("server", shard): (Endpoint(host, port), name) for shard, (host, port, name) in enumerate(brief.servers)}
+    port, _reason = reach_all(near, far, members, until_s=deadline_s)
     worker_port = WorkerPort(port, timeout_s=max(settings.patience_s, LEAST_WAIT_S))
     member = Member(brief.id, brief.incarnation, settings.workers, len(brief.servers))
     link = Link(worker_port, member, brief.resolved, InActor(brief.host))
     link.on_written = worker_port.written
     install(link)
     return worker_port
-
-
-def reach(port: TcpPort, peer: Address, endpoint: Endpoint, *, lanes: int, deadline_s: float) -> None:
-    """Connect, again while this worker's former life is not known to be over. Raises PeerLostError or ProtocolError."""
-    while True:
-        try:
-            port.connect(peer, endpoint, timeout_s=CONNECT_S, lanes=lanes)
-        except ProtocolError:
-            if monotonic() + RETRY_S > deadline_s:
-                raise
-            sleep(RETRY_S)
-        else:
-            return
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ from paceline.engine.link import Link, Member, install
 from paceline.engine.local.child import Brief
 from paceline.engine.local.run_dir import prepare_run_dir
 from paceline.engine.remote.joint import Joint
-from paceline.engine.remote.width import NARROW
 from paceline.engine.remote.worker_port import WorkerPort
 from paceline.engine.surroundings import Surroundings
 from paceline.engine.torchrun.board import Board
@@ -28,7 +27,7 @@ from paceline.engine.torchrun.companions import check_alike, companion_of, here
 from paceline.engine.torchrun.ending import Ending, plainly
 from paceline.engine.torchrun.launch import Launch, find_launch
 from paceline.engine.torchrun.nursery import Nursery
-from paceline.engine.torchrun.place import CONNECT_S, Place, connect_near, host_of, machine, name_here, shares_memory, silence_of, trust_at
+from paceline.engine.torchrun.place import Place, host_of, machine, name_here, reach_all, shares_memory, silence_of, trust_at
 from paceline.errors import ConfigError, PacelineError
 from paceline.messages import COORDINATOR, Address
 from paceline.roles.patience import LEAST_WAIT_S
@@ -157,19 +156,10 @@ class Joining:
         """Reach everyone: those of this machine so that memory is shared, the others over TCP."""
         me = Address("worker", self._launch.rank)
         near, far = SocketPort(me), TcpPort(me, self._trust, incarnation=life, silence_s=self._silence_s)
-        port = Joint(near, far)
-        reasons: list[str] = []
-        try:
-            for peer, place in places.items():
-                reason = connect_near(near, peer, name_here(place, os.environ))
-                reasons += [reason] if reason else []
-                if peer not in near.peers:
-                    far.connect(peer, place.endpoint, timeout_s=CONNECT_S, lanes=NARROW if peer.role == "server" else 0)
-        except BaseException:
-            port.close()
-            raise
-        if reasons:
-            sys.stderr.write(f"paceline: no memory is shared with a process of this machine, it is reached over TCP: {reasons[0]}\n")
+        members = {peer: (place.endpoint, name_here(place, os.environ)) for peer, place in places.items()}
+        port, reason = reach_all(near, far, members)
+        if reason:
+            sys.stderr.write(f"paceline: no memory is shared with a process of this machine, it is reached over TCP: {reason}\n")
         return port
 
 

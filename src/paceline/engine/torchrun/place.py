@@ -5,9 +5,12 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping
 from pathlib import Path
+from time import monotonic, sleep
 
 import msgspec
 
+from paceline.engine.remote.joint import Joint
+from paceline.engine.remote.width import NARROW
 from paceline.engine.torchrun.interfaces import interfaces
 from paceline.engine.torchrun.launch import Launch
 from paceline.errors import ConfigError, PeerLostError, ProtocolError
@@ -15,10 +18,12 @@ from paceline.messages import Address
 from paceline.settings import duration_s
 from paceline.transport.dial import Endpoint
 from paceline.transport.shm import SocketPort
+from paceline.transport.tcp import TcpPort
 from paceline.transport.trust import Trust, is_loopback, key_of, trust_for
 from paceline.transport.wire import Wire
 
 CONNECT_S = 30.0
+RETRY_S = 1.0
 SILENCE_S = 30.0
 """How long a process may go without a heartbeat: imports on a loaded host keep every thread from running for many seconds."""
 LEAST_SILENCE_S, MOST_SILENCE_S = 1.0, 3600.0
@@ -70,6 +75,40 @@ def connect_near(port: SocketPort, peer: Address, name: str) -> str:
     except (PeerLostError, ProtocolError) as error:
         return str(error)
     return ""
+
+
+def reach_all(
+    near: SocketPort, far: TcpPort, members: Mapping[Address, tuple[Endpoint, str]], *, until_s: float = 0.0
+) -> tuple[Joint, str]:
+    """One port to all `members`, each by where it listens and its abstract socket: memory is shared with those that have one.
+
+    Others are reached over TCP; until `until_s` a refusal may only mean that this worker's former life is thought to be there still, so
+    they are asked again. Returns also why some memory is not shared. Raises PeerLostError or ProtocolError.
+    """
+    port = Joint(near, far)
+    reasons: list[str] = []
+    try:
+        for peer, (endpoint, name) in members.items():
+            reason = connect_near(near, peer, name)
+            reasons += [reason] if reason else []
+            if peer not in near.peers:
+                _connect_far(far, peer, endpoint, until_s)
+    except BaseException:
+        port.close()
+        raise
+    return port, next(iter(reasons), "")
+
+
+def _connect_far(port: TcpPort, peer: Address, endpoint: Endpoint, until_s: float) -> None:
+    while True:
+        try:
+            port.connect(peer, endpoint, timeout_s=CONNECT_S, lanes=NARROW if peer.role == "server" else 0)
+        except ProtocolError:
+            if monotonic() + RETRY_S > until_s:
+                raise
+            sleep(RETRY_S)
+        else:
+            return
 
 
 def host_of(launch: Launch, environ: Mapping[str, str]) -> str:
