@@ -10,7 +10,7 @@ import mmap
 import os
 from collections.abc import Callable
 from time import monotonic
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, cast
 
 from paceline.config import Resolved
 from paceline.engine.carry import carry, take_bytes
@@ -151,6 +151,10 @@ class Link:
     def read(self, attachment: int) -> bytes:
         """A copy of what a received attachment holds; the attachment itself is used up."""
         return take_bytes(attachment)
+
+    def bytes_of(self, part: object) -> bytes:
+        """A part of a snapshot: bytes of this worker's own, or a received attachment, which is used up."""
+        return part if isinstance(part, bytes) else self.read(cast(int, part))
 
     def let_go(self, attachment: int) -> None:
         """Close an attachment that nobody is to be given any more; maps of it live on."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import MethodType
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -26,7 +26,7 @@ class States:
         """Parameters (and optimizer state) of all shards, copied at one version."""
         link = self._worker.link
         parts = self._worker.converse(self._worker.role.snapshot(optimizer=optimizer))
-        return assemble(self._spec, len(parts), [part if isinstance(part, bytes) else link.read(cast(int, part)) for part in parts])
+        return assemble(self._spec, len(parts), [link.bytes_of(part) for part in parts])
 
     def write_through(self, data: bytes, *, parameters: bool) -> None:
         """Replace the run's parameters and buffers, or its optimizer state; all workers call this, what the lowest brings counts."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import cast
 
 import torch
 from torch.distributed import TCPStore
@@ -107,7 +106,7 @@ class Whole:
             self._group = Group(seat, convened if seat.rank == 0 else None, (form.host, form.port), timeout_s=GROUP_TIMEOUT_S)
         if form.fresh:
             self._shard = WholeShard(self._spec, self._replica.hold(), self._me, self._arena)
-            states = [part if isinstance(part, bytes) else self._link.read(cast(int, part)) for part in parts]
+            states = [self._link.bytes_of(part) for part in parts]
             self._shard.take(assemble(self._spec, len(states), states), parameters=False, optimizer=True)
         self._workers = form.workers
         self.store().meet(form.workers)
