@@ -22,7 +22,7 @@ LOST = "it was in its worker's memory"
 BROKEN = "the group broke"
 
 
-class Stage(Enum):
+class Whereabouts(Enum):
     """Who holds the shards, or where they are on their way to."""
 
     SERVERS = "the servers hold the shards"
@@ -39,7 +39,7 @@ class Routes:
 
     def __init__(self, job: Job, folds: Folds) -> None:
         self.job, self.folds = job, folds
-        self.stage = Stage.SERVERS
+        self.stage = Whereabouts.SERVERS
         self.generation = 0
         self.awaited: set[int] = set()
         self.since_s = 0.0
@@ -68,23 +68,23 @@ class Routes:
         What others have begun is finished first, with all who can take part in it.
         """
         amid = self.job.members.crowd.computing or self.job.pending
-        if self.stage is Stage.SERVERS:
+        if self.stage is Whereabouts.SERVERS:
             return self._wish == "servers" or bool(amid) or not self._wants
         is_in = worker.id in self._members
-        return self.stage is Stage.GROUP and self.job.vote is None and is_in and (bool(amid) or self._stays)
+        return self.stage is Whereabouts.GROUP and self.job.vote is None and is_in and (bool(amid) or self._stays)
 
     @property
     def holds_back(self) -> bool:
         """Whether somebody may have to wait for the shards to move."""
-        return self.stage not in (Stage.SERVERS, Stage.GROUP) or self.job.vote is not None or self._is_to_move
+        return self.stage not in (Whereabouts.SERVERS, Whereabouts.GROUP) or self.job.vote is not None or self._is_to_move
 
     @property
     def _is_to_move(self) -> bool:
-        return self._wants if self.stage is Stage.SERVERS else not self._stays
+        return self._wants if self.stage is Whereabouts.SERVERS else not self._stays
 
     def may_change(self, pace: Pace, *, at_servers: bool) -> bool:
         """Whether those who hold the shards now can go on under `pace`; only servers keep a state and go back to it."""
-        return self.stage is Stage.SERVERS or (self.stage is Stage.GROUP and not at_servers and pace.is_collective)
+        return self.stage is Whereabouts.SERVERS or (self.stage is Whereabouts.GROUP and not at_servers and pace.is_collective)
 
     @property
     def _wants(self) -> bool:
@@ -99,7 +99,7 @@ class Routes:
 
     def settle(self, change: tuple[Pace, bool] | None, *, somebody_waits: bool) -> bool:
         """After any event, with the pace asked for and whether only servers can change to it; returns whether the shards moved."""
-        if self._wish == "servers" and self.stage is Stage.SERVERS:
+        if self._wish == "servers" and self.stage is Whereabouts.SERVERS:
             return False
         self._next, self._needs_servers = change or (None, False)
         job, stage = self.job, self.stage
@@ -115,15 +115,15 @@ class Routes:
     def _move(self, *, at_rest: bool) -> None:
         """Nobody computes: let the shards move if that is wanted; what a broken group cannot sum any more is refused."""
         job = self.job
-        if self.stage is Stage.SERVERS and at_rest and self._wants and not job.pending:
+        if self.stage is Whereabouts.SERVERS and at_rest and self._wants and not job.pending:
             attached = [worker.id for worker in job.members.attached()]
             if len(attached) == len(job.members.workers):
                 self._convene(tuple(sorted(attached)), fresh=True)
-        elif self.stage is Stage.BROKEN:
+        elif self.stage is Whereabouts.BROKEN:
             for one in list(job.pending):
                 self.folds.take_back(one, BROKEN)
             self._hand_over()
-        elif self.stage is Stage.GROUP and not self._stays and not job.pending:
+        elif self.stage is Whereabouts.GROUP and not self._stays and not job.pending:
             self._hand_over()
 
     def expire(self) -> None:
@@ -151,24 +151,24 @@ class Routes:
         if len(members) == 1:
             self._form("", 0)
         else:
-            self.stage, self.awaited = Stage.CONVENING, {members[0]}
+            self.stage, self.awaited = Whereabouts.CONVENING, {members[0]}
             job.tell(job.members.workers[members[0]], Convene(self.generation))
 
     def convened(self, worker: Worker, message: Convened) -> None:  # noqa: ARG002
         """There is a place where the group can meet."""
-        if self.stage is Stage.CONVENING and message.generation == self.generation:
+        if self.stage is Whereabouts.CONVENING and message.generation == self.generation:
             self._form(message.host, message.port)
 
     def _form(self, host: str, port: int) -> None:
         job = self.job
-        self.stage, self.awaited, self.since_s = Stage.FORMING, set(self._members), job.now_s
+        self.stage, self.awaited, self.since_s = Whereabouts.FORMING, set(self._members), job.now_s
         form = Form(self.generation, self._members, job.version, self._fresh, host, port, self._wish == "auto")
         for number in self._members:
             job.tell(job.members.workers[number], form)
 
     def formed(self, worker: Worker, message: Formed) -> None:
         """A member is in the group; with the last one the order goes there."""
-        if self.stage is not Stage.FORMING or message.generation != self.generation:
+        if self.stage is not Whereabouts.FORMING or message.generation != self.generation:
             return
         if message.version != self.job.version:
             self.broken(worker, Broken(self.generation, f"worker {worker.id} holds version {message.version} of {self.job.version}"))
@@ -180,7 +180,7 @@ class Routes:
 
     def _open(self) -> None:
         job = self.job
-        job.group, self.stage, job.is_moving, self._fresh = self._members, Stage.GROUP, False, False
+        job.group, self.stage, job.is_moving, self._fresh = self._members, Whereabouts.GROUP, False, False
         self.folds.forget_hyper()
         why = self._judge() if self._wish == "auto" else ""
         job.note("route", route="collective", generation=self.generation, version=job.version, workers=list(self._members), why=why)
@@ -199,13 +199,13 @@ class Routes:
     def broken(self, worker: Worker, message: Broken) -> None:
         """The group could not meet or sum; what is pending is still where it was."""
         job = self.job
-        if message.generation != self.generation or self.stage not in (Stage.CONVENING, Stage.FORMING, Stage.GROUP):
+        if message.generation != self.generation or self.stage not in (Whereabouts.CONVENING, Whereabouts.FORMING, Whereabouts.GROUP):
             return
         self.folds.give_up()
         self._failures += 1
         job.note("broken", generation=self.generation, worker=worker.id, why=message.why)
         if self._failures < MOST_FAILURES:
-            self.stage, job.is_moving, self.awaited = Stage.MENDING, True, set()
+            self.stage, job.is_moving, self.awaited = Whereabouts.MENDING, True, set()
             self._retry_s = job.now_s + MEND_S
             return
         self._wish, job.is_together = "servers", False
@@ -214,7 +214,7 @@ class Routes:
             self._tell_all(Disband(gives=False))
             self._at_servers()
         else:
-            self.stage, job.is_moving = Stage.BROKEN, True
+            self.stage, job.is_moving = Whereabouts.BROKEN, True
 
     def summed(self) -> None:
         """An update was made: the group works."""
@@ -230,20 +230,20 @@ class Routes:
             self._at_servers()
             return
         giver = min(self._leaving & set(self._members) or self._members)
-        self.stage, job.is_moving, self.awaited, self.since_s = Stage.HANDING, True, {giver}, job.now_s
+        self.stage, job.is_moving, self.awaited, self.since_s = Whereabouts.HANDING, True, {giver}, job.now_s
         for number in self._members:
             job.tell(job.members.workers[number], Disband(gives=number == giver))
 
     def handed(self, worker: Worker, message: Handed) -> None:
         """The shards are here, for the servers."""
-        if self.stage is not Stage.HANDING or worker.id not in self.awaited or message.version != self.job.version:
+        if self.stage is not Whereabouts.HANDING or worker.id not in self.awaited or message.version != self.job.version:
             return
         self._at_servers()
         self.job.order(Restate(self.job.version, has_parameters=True, has_optimizer_state=True, handed=True))
 
     def _at_servers(self) -> None:
         job = self.job
-        self.stage, self.awaited, self._members, self._retry_s = Stage.SERVERS, set(), (), None
+        self.stage, self.awaited, self._members, self._retry_s = Whereabouts.SERVERS, set(), (), None
         job.group, job.is_moving, self._failures = (), False, 0
         self.folds.forget_hyper()
         job.note("route", route="servers", generation=self.generation, version=job.version)
@@ -259,7 +259,7 @@ class Routes:
 
     def leaving(self, worker: Worker, _: Leaving) -> None:
         """A member's script has ended: it may go once others hold the shards."""
-        if self.stage is Stage.SERVERS:
+        if self.stage is Whereabouts.SERVERS:
             self.job.tell(worker, Free())
         else:
             self._leaving.add(worker.id)
@@ -279,7 +279,7 @@ class Routes:
         elif not members:
             gone = "the last one of the group that held the parameters and the optimizer's state"
             job.end(4, f"worker {worker.id} was lost, {gone}: the run ends after update {job.version}")
-        elif self.stage in (Stage.BROKEN, Stage.HANDING):
+        elif self.stage in (Whereabouts.BROKEN, Whereabouts.HANDING):
             self._members = job.group = members
             if worker.id in self.awaited:
                 self._hand_over()
