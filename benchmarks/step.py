@@ -1,4 +1,4 @@
-"""How fast a training step is beside DDP, and an exchange of 100 MB beside all-reduce, torch rpc and Ray.
+"""How fast a training step is beside DDP, by either route, and an exchange of 100 MB beside all-reduce, torch rpc and Ray.
 
 Every contender runs in processes of its own, one after another, in alternating order, `--repeats` times; a figure is
 the median over repeats of each run's median step. Prints a table and writes JSON. Nothing else should run beside it.
@@ -26,6 +26,8 @@ MALLOC = {
 }
 TIMEOUT_S = 240.0
 
+FOUR = ", 4 ranks"
+
 Rates = dict[str, float]
 
 TARGETS = (
@@ -33,6 +35,8 @@ TARGETS = (
     ("sync step / DDP fused, malloc tuned", "paceline 25m", "ddp fused+malloc 25m", 0.70),
     ("sync step / DDP default", "paceline 25m", "ddp default 25m", 0.45),
     ("1 M sync step / DDP fused", "paceline 1m", "ddp fused 1m", 0.70),
+    ("collective sync step / DDP fused", "collective 25m", "ddp fused 25m", 1.05),
+    ("collective sync step / DDP fused, 4 ranks", "collective 25m, 4 ranks", "ddp fused 25m, 4 ranks", 1.05),
     ("sync exchange / all-reduce + apply", "paceline sync exchange", "all-reduce exchange", 0.60),
     ("async exchange / torch rpc", "paceline async exchange", "rpc exchange", 0.30),
     ("async exchange / Ray actor", "paceline async exchange", "ray exchange", 0.60),
@@ -77,11 +81,11 @@ def run_ranks(script: str, arguments: list[str], num_ranks: int, extra: dict[str
         return float(json.loads(out.read_text())["ms"])
 
 
-def run_paceline(script: str, arguments: list[str], num_workers: int, pace: str) -> float:
+def run_paceline(script: str, arguments: list[str], num_workers: int, pace: str, route: str = "servers") -> float:
     """The same under `paceline run`."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"
-        command = [sys.executable, "-m", "paceline", "run", "--workers", str(num_workers), "--pace", pace]
+        command = [sys.executable, "-m", "paceline", "run", "--workers", str(num_workers), "--pace", pace, "--route", route]
         command += ["--out", str(Path(folder) / "run"), str(HERE / "peers" / script), *arguments]
         done = subprocess.run(command, env=environment(BENCH_OUT=str(out)), capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
         if done.returncode:
@@ -138,10 +142,14 @@ def contenders(steps: int, *, ray: str | None) -> dict[str, Callable[[], float]]
         runs[f"paceline {size}"] = lambda a=arguments: run_paceline("paceline_step.py", a, 2, "sync")
         runs[f"ddp fused {size}"] = lambda a=arguments: run_ranks("ddp_step.py", [*a, "fused"], 2, {})
         runs[f"compute {size}"] = lambda a=arguments: run_ranks("compute_step.py", a, 2, MALLOC)
-    runs["launched 25m"] = lambda: run_launched(["25m", str(steps)], "memory")
-    runs["launched over tcp 25m"] = lambda: run_launched(["25m", str(steps)], "tcp")
-    runs["ddp fused+malloc 25m"] = lambda: run_ranks("ddp_step.py", ["25m", str(steps), "fused"], 2, MALLOC)
-    runs["ddp default 25m"] = lambda: run_ranks("ddp_step.py", ["25m", str(steps), "default"], 2, {})
+    step = ["25m", str(steps)]
+    runs["collective 25m"] = lambda: run_paceline("paceline_step.py", step, 2, "sync", "collective")
+    runs["collective 25m, 4 ranks"] = lambda: run_paceline("paceline_step.py", step, 4, "sync", "collective")
+    runs["ddp fused 25m, 4 ranks"] = lambda: run_ranks("ddp_step.py", [*step, "fused"], 4, {})
+    runs["launched 25m"] = lambda: run_launched(step, "memory")
+    runs["launched over tcp 25m"] = lambda: run_launched(step, "tcp")
+    runs["ddp fused+malloc 25m"] = lambda: run_ranks("ddp_step.py", [*step, "fused"], 2, MALLOC)
+    runs["ddp default 25m"] = lambda: run_ranks("ddp_step.py", [*step, "default"], 2, {})
     runs["paceline sync exchange"] = lambda: run_paceline("paceline_exchange.py", [few], 2, "sync")
     runs["all-reduce exchange"] = lambda: run_ranks("allreduce_exchange.py", [few], 2, {})
     runs["paceline async exchange"] = lambda: run_paceline("paceline_exchange.py", [few], 1, "async")
@@ -208,10 +216,13 @@ def show(results: dict[str, list[float]], rates: list[Rates]) -> dict[str, objec
 
     console = Console()
     middle = {name: median(times) for name, times in results.items()}
-    table = Table("contender", "ms", "lowest", "highest", title="medians of steps")
-    for name, times in results.items():
-        table.add_row(name, f"{middle[name]:.2f}", f"{min(times):.2f}", f"{max(times):.2f}")
-    console.print(table)
+    for title, is_shown in (("medians of steps", lambda name: FOUR not in name), ("medians of steps, 4 ranks", lambda name: FOUR in name)):
+        table = Table("contender", "ms", "lowest", "highest", title=title)
+        for name, times in results.items():
+            if is_shown(name):
+                table.add_row(name, f"{middle[name]:.2f}", f"{min(times):.2f}", f"{max(times):.2f}")
+        if table.row_count:
+            console.print(table)
     ratios = [(name, middle[ours] / middle[peer], bound) for name, ours, peer, bound in TARGETS if ours in middle and peer in middle]
     ratios += floors(results, rates)
     verdicts = Table("ratio", "measured", "at most", "", title="against the targets")
