@@ -70,12 +70,27 @@ def test_a_run_to_its_end_leaves_everything_in_its_directory(watch: Watch, pace:
     assert run.printed().endswith(f"report: {run.out / 'report.html'}\n")
     summary = run.summary()
     assert (summary["exit"], summary["samples"], summary["ledger"]["once"]) == (0, 192, 192)
+    assert summary.keys() >= {
+        *("pace", "workers", "servers", "samples", "updates", "wall_s", "start_s", "final", "staleness", "per_worker", "bytes"),
+        *("ledger", "exit", "moves", "lost"),
+    }
+    assert summary["staleness"].keys() == {"mean", "p50", "p99", "max"}
+    assert summary["per_worker"].keys() == {"0", "1"}
+    assert summary["per_worker"]["0"].keys() >= {"samples", "steps", "compute_s", "wait_s"}
+    # a gradient of each step, shared memory counted like a wire; each of the six parameters begins at a multiple of 64 bytes
+    assert summary["bytes"]["pushed"] == 64 * (2 + 5) * sum(one["steps"] for one in summary["per_worker"].values())
+    assert summary["bytes"]["pulled"] > 0
     final = load_file(run.out / "final.safetensors")
     assert set(final) == {f"{part}.{name}" for part in "012" for name in ("weight", "bias")} | {
         f"1.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")
     }
     assert final["1.num_batches_tracked"].item() > 0
-    assert {event["event"] for event in events(run.out)} >= {"join", "leave", "lease", "update", "end"}
+    keys = {str(event["event"]): event.keys() for event in events(run.out)}
+    assert keys.keys() >= {"join", "leave", "lease", "update", "end"}
+    assert keys["join"] >= {"role", "id", "worker", "pid", "host", "t_s"}
+    assert keys["leave"] >= {"role", "id", "reason"}
+    assert keys["update"] >= {"version", "samples", "pace", "members"}
+    assert {next(iter(event)) for event in events(run.out)} == {"event"}
     assert {path.name for path in run.out.iterdir()} == {
         "run.toml", "logs", "events.jsonl", "metrics.jsonl", "summary.json", "report.html", "final.safetensors",
     }  # fmt: skip
@@ -105,7 +120,10 @@ def test_the_loss_of_the_coordinator_or_a_server_ends_the_training(watch: Watch,
 
 
 def test_ctrl_c_in_the_middle_keeps_what_was_done(watch: Watch) -> None:
-    run = in_training(watch, script(num_workers=1))
+    run = in_training(watch, script(num_workers=1), servers=None)
+    # as many servers as cores, of which a small model needs one
+    run.wait_for(lambda: len(run.pids("server_main")) == 1)
+    assert run.pids("server_main server 0")
     run.process.send_signal(signal.SIGINT)
     assert run.code_soon() == 130
     assert run.summary()["exit"] == 130

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from desk import Desk
-from paceline.messages import Address, Bye, Hello, Welcome
+from paceline.messages import Address, Attached, Bye, Finished, Halt, Hello, Seeded, ServerHello, Serving, Welcome
 from paceline.pace import parse_pace
 from paceline.roles.coordinator import Coordinator
-from paceline.roles.effects import End, JobSettings, Send
+from paceline.roles.effects import Effect, End, JobSettings, Note, Send
 from world import model_of
 
 
@@ -56,6 +56,62 @@ def test_a_small_model_is_not_cut_for_servers_that_nobody_asked_for() -> None:
             shards
         ]
         assert coordinator.summary()["shards"] == shards
+
+
+def begun_with_three_servers(*, joined: int, workers_come_once: bool = True) -> tuple[Coordinator, list[Effect]]:
+    """A job of two workers and a model for one server, of which `joined` are there when its patience is over; server 2 is not there yet."""
+    settings = JobSettings(2, 3, parse_pace("sync"), servers_are_open=True, workers_come_once=workers_come_once, patience_s=10.0)
+    coordinator = Coordinator(settings)
+    effects: list[Effect] = []
+    for shard in (0, 1):
+        effects += coordinator.handle(Address("server", shard), ServerHello(shard, 9, "host"), 0.0)
+    for worker in range(joined):
+        effects += coordinator.handle(*hello(worker), 0.0)
+    effects += coordinator.expire(11.0)
+    effects += coordinator.handle(Address("worker", 0), Seeded(False), 11.0)
+    effects += coordinator.handle(Address("server", 0), Serving(), 11.0)
+    assert halted(effects) == []
+    for worker in range(joined):
+        effects += coordinator.handle(Address("worker", worker), Attached(), 11.0)
+    return coordinator, effects
+
+
+def halted(effects: list[Effect]) -> list[Address]:
+    return [effect.to for effect in effects if isinstance(effect, Send) and effect.message == Halt(0, "")]
+
+
+def test_servers_without_a_shard_end_when_every_worker_has_its_own() -> None:
+    coordinator, effects = begun_with_three_servers(joined=2)
+    assert halted(effects) == [Address("server", 1)]
+    noted = [effect.event for effect in effects if isinstance(effect, Note) and effect.event["event"] == "leave"]
+    assert noted == [{"event": "leave", "role": "server", "id": 1, "worker": None, "reason": "it holds no shard"}]
+    assert coordinator.left(Address("server", 1), "its connection ended", 12.0) == []
+    late = coordinator.handle(Address("server", 2), ServerHello(2, 9, "host"), 12.0)
+    assert halted(late) == [Address("server", 2)]
+    assert [effect.code for effect in coordinator.left(Address("server", 0), "killed", 13.0) if isinstance(effect, End)] == [4]
+
+
+def test_servers_without_a_shard_stay_for_a_worker_that_is_late() -> None:
+    coordinator, effects = begun_with_three_servers(joined=1)
+    assert halted(effects) == []
+    assert halted(coordinator.handle(*hello(1), 12.0)) == []
+    assert halted(coordinator.handle(Address("worker", 1), Attached(), 13.0)) == [Address("server", 1)]
+
+
+def test_servers_without_a_shard_stay_where_workers_come_again() -> None:
+    assert halted(begun_with_three_servers(joined=2, workers_come_once=False)[1]) == []
+
+
+def test_a_job_ends_well_without_the_servers_that_have_gone() -> None:
+    coordinator, _ = begun_with_three_servers(joined=2)
+    coordinator.left(Address("server", 1), "its connection ended", 12.0)
+    coordinator.handle(Address("server", 2), ServerHello(2, 9, "host"), 12.0)
+    coordinator.left(Address("server", 2), "its connection ended", 12.0)
+    effects = [effect for worker in (0, 1) for effect in coordinator.handle(Address("worker", worker), Bye(), 13.0)]
+    effects += coordinator.handle(Address("server", 0), Finished(0), 14.0)
+    assert [(effect.code, effect.sentence) for effect in effects if isinstance(effect, End)] == [
+        (1, "the run ended without a single update: no sample was folded")
+    ]
 
 
 def test_a_run_that_is_cut_short_books_the_epoch_that_was_open() -> None:

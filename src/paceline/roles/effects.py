@@ -71,8 +71,9 @@ class JobSettings(NamedTuple):
     """What the coordinator has to know about the job; the rest of the settings concerns others.
 
     `pace_is_open`: nobody chose a pace, so the script's own (`init(pace=...)`) decides. `servers_are_open`: nobody
-    chose their number, so a small model takes fewer of them, each with `least_shard_bytes`. `hybrid` moves the pace,
-    which begins with `pace`. `shares`: batches are cut in proportion to the workers' speed. `route` is how the updates of a
+    chose their number, so a small model takes fewer of them, each with `least_shard_bytes`; the others end at once if
+    `workers_come_once`, since no worker that is started again will look for them. `hybrid` moves the pace, which begins
+    with `pace`. `shares`: batches are cut in proportion to the workers' speed. `route` is how the updates of a
     sync pace are made.
     """
 
@@ -82,6 +83,7 @@ class JobSettings(NamedTuple):
     pace_is_open: bool = False
     servers_are_open: bool = False
     least_shard_bytes: int = LEAST_SHARD_BYTES
+    workers_come_once: bool = False
     lr_rule: LrRule | None = None
     patience_s: float = 60.0
     hybrid: Hybrid | None = None

@@ -12,7 +12,7 @@ from paceline.errors import ConfigError, UsageError
 from paceline.hybrid import Hybrid, check_mode, parse_mode, start_of
 from paceline.logic.membership import RESTING, Worker
 from paceline.logic.partition import first_difference, layout_of, shards_worth
-from paceline.messages import Attached, Go, Hello, Seeded, Serve, Welcome
+from paceline.messages import Attached, Go, Halt, Hello, Seeded, Serve, Welcome
 from paceline.roles.epochs import Epochs
 from paceline.roles.job import Job
 
@@ -42,6 +42,7 @@ class Enrolment:
         self._servers: set[int] = set()
         self._serving: set[int] = set()
         self._missed: set[int] = set()
+        self._attached: set[int] = set()
         self._hosts: dict[int, str] = {}
         self._first = -1
         self._seeded = self._has_state = False
@@ -145,6 +146,7 @@ class Enrolment:
         self._servers.add(shard)
         self.job.note("join", role="server", id=shard, worker=None, pid=pid, host=host)
         self._serve()
+        self._release()
 
     def seeded(self, worker: Worker, message: Seeded) -> None:
         """The initial values are written."""
@@ -175,9 +177,11 @@ class Enrolment:
         """Every server has this worker's memory."""
         self.job.members.attach(worker)
         self.job.members.move(worker, RESTING)
+        self._attached.add(worker.id)
         if self.forming is Forming.BEGUN:
             self.epochs.leases.recount(worker)
             self.job.tell(worker, Go(self.job.settings.num_workers, self.epochs.joined(worker), self.epochs.first))
+            self._release()
         else:
             self.begin_if_complete()
 
@@ -192,6 +196,19 @@ class Enrolment:
             self.job.members.count(worker)
             self.epochs.leases.recount(worker)
             self.job.tell(worker, Go(self.job.settings.num_workers, self.epochs.index, self.epochs.first))
+        self._release()
+
+    def _release(self) -> None:
+        """Let the servers go that hold no shard, once every worker has its own: one that still joins connects to all."""
+        job = self.job
+        is_complete = len(self._attached | self._missed) >= job.settings.num_workers
+        if self.forming is not Forming.BEGUN or not is_complete or not job.settings.workers_come_once:
+            return
+        for server in job.all_servers[len(job.servers) :]:
+            if server.id in self._servers:
+                self._servers.remove(server.id)
+                job.note("leave", role="server", id=server.id, worker=None, reason="it holds no shard")
+                job.send(server, Halt(0, ""))
 
     def left(self, worker: Worker) -> None:
         """A member is gone before the job began: another one may have to seed."""

@@ -58,6 +58,7 @@ def job_settings(resolved: Resolved) -> JobSettings:
         pace_is_open=resolved.pace_is_open,
         servers_are_open=resolved.origins["servers"] == DEFAULT,
         least_shard_bytes=LEAST_FAR_SHARD_BYTES if settings.engine == "torchrun" else LEAST_SHARD_BYTES,
+        workers_come_once=settings.engine == "local",
         lr_rule=settings.lr_rule,
         patience_s=settings.patience_s,
         hybrid=mode if isinstance(mode, Hybrid) else None,
