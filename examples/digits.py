@@ -34,12 +34,13 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=4, help="of each worker")
     parser.add_argument("--lr", type=float, default=0.1)
     parser.add_argument("--seed", type=int, default=0, help="of the initial weights and the order of samples")
+    parser.add_argument("--device", type=torch.device, default="cpu", help="such as cuda or cuda:1; workers may share one")
     args = parser.parse_args()
 
     torch.set_num_threads(1)
     torch.manual_seed(args.seed)
     data = standardized(digits(num_test=500))
-    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)).to(args.device)
     opt = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
     loader = DataLoader(data.train, args.batch_size, shuffle=True, generator=torch.Generator().manual_seed(args.seed))
 
@@ -48,11 +49,11 @@ def main() -> None:
     for _epoch in run.epochs(args.epochs):
         for x, y in loader:
             opt.zero_grad()
-            cross_entropy(model(x), y).backward()
+            cross_entropy(model(x.to(args.device)), y.to(args.device)).backward()
             opt.step()
     run.pull()
     if run.is_first:
-        x, y = data.test.tensors
+        x, y = (part.to(args.device) for part in data.test.tensors)
         run.log(error=(model(x).argmax(1) != y).float().mean())
 
 

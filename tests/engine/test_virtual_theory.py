@@ -96,7 +96,7 @@ def test_softsync_as_it_is_typed_learns_with_as_many_parts_as_workers(tmp_path: 
 @pytest.mark.timeout(3600)
 def test_a_learning_rate_divided_by_the_staleness_saves_softsync(tmp_path: Path) -> None:
     rules = ("sync", "unmodified", "staleness")
-    rows = {(row["rule"], row["n"]): row["errors"] for row in theory.of_errors(tmp_path, 3, 60, 1, rules=rules)}
+    rows = {(row["rule"], row["n"]): row["errors"] for row in theory.of_errors(tmp_path, range(3), ("--epochs", "60"), 1, rules=rules)}
     sync = rows["sync", 0]
     assert max(sync) <= 0.024
     assert all(error is None or error > 0.5 for error in rows["unmodified", 30])
