@@ -13,15 +13,18 @@ from safetensors.torch import load_file
 
 from paceline.engine.local import output as output_module
 from paceline.engine.local.blame import DIED, LATE, LEFT_ALONE, REPORTED, Failure, cause_of, failed_of, failure_of
-from paceline.engine.local.console import progress_text
+from paceline.engine.local.child import await_listening
+from paceline.engine.local.console import PLAIN_EVERY_S, Screen, progress_text
 from paceline.engine.local.final import write_final
 from paceline.engine.local.output import Output
 from paceline.engine.local.results import result_lines
 from paceline.engine.local.run_dir import settle_summary
 from paceline.engine.local.worker_main import run_script
-from paceline.errors import ConfigError, UsageError, WriteError
+from paceline.errors import ConfigError, DeadlineError, UsageError, WriteError
 from paceline.logic.partition import layout_of, parameter_arena_bytes
-from paceline.messages import Address, Failed, ModelSpec, Progress, TensorSpec
+from paceline.messages import SUPERVISOR, Address, Failed, Listening, Message, ModelSpec, Progress, Remark, TensorSpec
+from paceline.transport.connection import pair
+from paceline.transport.shm import SocketPort
 
 WORKER = Address("worker", 2)
 
@@ -110,6 +113,34 @@ def test_a_log_on_a_full_disk_fails_once_and_lines_go_on() -> None:
     assert piped.says(b"another\n") == ["another"]
 
 
+# --- a child that has just started ------------------------------------------------------------------------
+
+
+def test_a_child_that_does_not_come_to_listen_says_why(tmp_path: Path) -> None:
+    def told(*messages: Message, ends: bool) -> Listening:
+        ours, theirs = pair()
+        parent, child = SocketPort(SUPERVISOR), SocketPort(WORKER)
+        parent.adopt(WORKER, ours)
+        child.adopt(SUPERVISOR, theirs)
+        for message in messages:
+            child.send(SUPERVISOR, message)
+        if ends:
+            child.close()
+        try:
+            return await_listening(parent, WORKER, timeout_s=0.1)
+        finally:
+            child.close()
+            parent.close()
+
+    assert told(Remark("soon"), Listening("::1", 7), ends=False) == Listening("::1", 7)
+    with pytest.raises(ConfigError, match=r"^port 7 is in use$"):
+        told(Failed(2, "port 7 is in use"), ends=True)
+    with pytest.raises(ConfigError, match=r"^worker 2 ended as it began; what it printed is in its log, in the run directory$"):
+        told(ends=True)
+    with pytest.raises(DeadlineError, match=r"^worker 2 did not listen within 0\.1 s$"):
+        told(Remark("soon"), ends=False)
+
+
 # --- blame -----------------------------------------------------------------------------------------------
 
 
@@ -191,6 +222,32 @@ def test_the_progress_line_says_what_goes_on() -> None:
     shared = msgspec.structs.replace(progress, pace="sync", loss=None, shares=((0, 0.3), (1, 0.3), (3, 0.15)))
     assert progress_text(shared, 5, 3) == "sync · epoch 2 · 1,000 of 4,000 samples · 5 samples/s · staleness 1.25 · shares 40 40 20 %"
     assert progress_text(msgspec.structs.replace(progress, begun=False), 0, 6) == "starting: 4 of 6 workers are there"
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_the_state_is_one_line_redrawn_on_a_terminal_and_plain_lines_elsewhere(
+    is_terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TTY_COMPATIBLE", "01"[is_terminal])
+    monkeypatch.setenv("TERM", "xterm")
+    screen = Screen(2)
+    for tick in range(1, 20):
+        progress = Progress("sync", tick, 32 * tick, 0, 32 * tick, 4000, 0.5, 0.0, 2, (), True)
+        screen.progress(progress, tick * PLAIN_EVERY_S / 10)
+    screen.line("[0] a line of the script")
+    screen.clear()
+    shown = capsys.readouterr().out
+    states = shown.count("sync · epoch 0 · ")
+    if is_terminal:
+        assert states >= 19
+        assert "\x1b[2K" in shown  # each takes the place of the one before, and at the end nothing stays
+        assert shown.rstrip().endswith("\x1b[2K")
+    else:
+        assert shown == (
+            "sync · epoch 0 · 32 of 4,000 samples · loss 0.5 · 0 samples/s · staleness 0.00\n"
+            "sync · epoch 0 · 352 of 4,000 samples · loss 0.5 · 64 samples/s · staleness 0.00\n"
+            "[0] a line of the script\n"
+        )
 
 
 def test_the_last_lines_say_what_came_of_it() -> None:

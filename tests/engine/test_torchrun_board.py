@@ -15,8 +15,8 @@ from launch import free_port
 from paceline.config import resolve
 from paceline.engine.local.child import Brief
 from paceline.engine.torchrun import board
-from paceline.engine.torchrun.board import Board, TroubleElsewhere
-from paceline.engine.torchrun.companions import Companion, check_alike, companion_of
+from paceline.engine.torchrun.board import Board, TroubleElsewhere, understood
+from paceline.engine.torchrun.companions import Companion, check_alike
 from paceline.engine.torchrun.launch import Launch
 from paceline.engine.torchrun.nursery import Nursery
 from paceline.engine.torchrun.place import host_of, silence_of
@@ -91,8 +91,8 @@ def test_hosts_with_other_versions_are_named() -> None:
         check_alike([first, Companion(1, 0, "b", "0.1.0", "2.9.1")])
     with pytest.raises(ConfigError, match=r"^rank 1 on b has Paceline 0.2.0, and rank 0 on a has 0.1.0: install the same version"):
         check_alike([first, Companion(1, 0, "b", "0.2.0", "2.13.0")])
-    with pytest.raises(ProtocolError, match=r"^rank 1 describes itself as another version of Paceline does"):
-        companion_of(b'{"rank": 1}', 1)
+    with pytest.raises(ProtocolError, match=r"^rank 1 writes as another version of Paceline does: install the same one on every host$"):
+        understood(b'{"rank": 1}', Companion, 1)
 
 
 def test_a_clock_that_is_before_or_after_the_keys_time_is_named_with_its_host(tmp_path: Path) -> None:

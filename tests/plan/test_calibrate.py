@@ -20,7 +20,7 @@ from paceline.engine.virtual.cluster_file import read_cluster
 from paceline.errors import ConfigError
 from paceline.plan.calibrate import machine_cluster, run_cluster, write_cluster
 from paceline.plan.doctor.facts import Facts
-from paceline.plan.doctor.findings import Host, Report, Visit, Way
+from paceline.plan.doctor.findings import Host, Report, SampleTime, Visit, Way
 from paceline.plan.machine import Machine, measure_machine
 from paceline.plan.profile import Profile
 from paceline.plan.regions import hosts_cluster
@@ -160,8 +160,8 @@ def test_hosts_an_ocean_apart_are_regions_with_what_lies_between_them(tmp_path: 
 def test_a_host_with_a_slow_link_is_a_group_of_its_own_in_the_same_region(tmp_path: Path) -> None:
     ranks = range(4)
     rates = of_pairs(ranks, lambda _, other: 1e7 if other == 3 else 1e9)
-    times = (2e-3, 1.9e-3, 2.1e-3)
-    write_cluster(hosts_cluster(checked(of_pairs(ranks, lambda _, __: 1e-4), rates, sample_s=times)), tmp_path / "cluster.toml")
+    times = SampleTime(2e-3, 1.9e-3, 2.1e-3)
+    write_cluster(hosts_cluster(checked(of_pairs(ranks, lambda _, __: 1e-4), rates, sample=times)), tmp_path / "cluster.toml")
     cluster = read_cluster(str(tmp_path / "cluster.toml")).cluster
     assert [(group.count, group.region, group.bandwidth) for group in cluster.workers] == [(6, "", None), (2, "", pytest.approx(1e7))]
     assert not cluster.network.between

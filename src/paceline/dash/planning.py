@@ -130,6 +130,7 @@ def _calibrate_hosts(launch: Launch, words: Sequence[str], options: CalibrateOpt
     """All hosts of a launch, of which rank 0 writes the file."""
     from paceline.plan.calibrate import write_cluster
     from paceline.plan.doctor.examination import examine_hosts
+    from paceline.plan.doctor.findings import SampleTime
     from paceline.plan.machine import Machine, measure_machine
     from paceline.plan.planner import profile_alone
     from paceline.plan.regions import hosts_cluster
@@ -137,10 +138,10 @@ def _calibrate_hosts(launch: Launch, words: Sequence[str], options: CalibrateOpt
     if words and options.script is None:
         raise ConfigError(f"{launch.because}, so calibrate measures its hosts; for the run {words[0]} start it without a launcher")
 
-    def measure() -> tuple[Machine, tuple[float, float, float] | None]:
+    def measure() -> tuple[Machine, SampleTime | None]:
         machine = measure_machine()
         profile = profile_alone(options.script, words) if options.script is not None else None
-        return machine, (profile.sample_s, profile.sample_low_s, profile.sample_high_s) if profile is not None else None
+        return machine, SampleTime(profile.sample_s, profile.sample_low_s, profile.sample_high_s) if profile is not None else None
 
     path = Path(options.out)
     report = examine_hosts(launch, os.environ, path.parent, patience_s=HOSTS_S, clock=time.time, measure=measure)

@@ -55,7 +55,7 @@ def hosts_cluster(report: Report) -> dict[str, Any]:
     places = [Place(host, names[host.rank], links[host.rank]) for host in report.hosts]
     servers = {"count": len(places), "hosts": "with workers"} | ({"region": places[0].region} if places[0].region else {})
     num_workers = sum(host.num_processes for host in report.hosts)
-    guess = "" if all(host.sample_s for host in report.hosts) else ", and steps of 1 ms a sample, which are a guess"
+    guess = "" if all(host.sample for host in report.hosts) else ", and steps of 1 ms a sample, which are a guess"
     return {
         "about": f"Measured: {len(places)} hosts with {num_workers} workers{guess}.",
         "size": num_workers,
@@ -140,8 +140,13 @@ def _are_alike(one: Place, other: Place) -> bool:
     return (
         (one.region, one.host.num_processes) == (other.region, other.host.num_processes)
         and abs(other.link_bytes_per_s / one.link_bytes_per_s - 1.0) < ALIKE_LINKS
-        and abs((other.host.sample_s or (1.0,))[0] / (one.host.sample_s or (1.0,))[0] - 1.0) < ALIKE
+        and abs(_sample_s(other) / _sample_s(one) - 1.0) < ALIKE
     )
+
+
+def _sample_s(place: Place) -> float:
+    """The seconds a sample, the same for all hosts where no script was timed."""
+    return place.host.sample.median_s if place.host.sample is not None else 1.0
 
 
 def _group(first: Place, alike: list[Place], usual: float) -> dict[str, Any]:
@@ -152,8 +157,8 @@ def _group(first: Place, alike: list[Place], usual: float) -> dict[str, Any]:
     link = median(place.link_bytes_per_s for place in alike)
     if abs(link / usual - 1.0) >= ALIKE_LINKS:
         group["bandwidth"] = rate_text(link)
-    times = [place.host.sample_s for place in alike if place.host.sample_s is not None]
+    times = [place.host.sample for place in alike if place.host.sample is not None]
     if times:
-        spreads = [log(high / low) / DEVIATION_OF_QUARTILES for _, low, high in times]
-        group |= timed_as(median(middle for middle, _, _ in times), median(spreads))
+        spreads = [log(one.high_s / one.low_s) / DEVIATION_OF_QUARTILES for one in times]
+        group |= timed_as(median(one.median_s for one in times), median(spreads))
     return group

@@ -15,13 +15,15 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from time import monotonic
 from typing import NamedTuple
 
 import msgspec
 
 from paceline.config import Resolved
 from paceline.engine.carry import take_bytes
-from paceline.messages import SUPERVISOR, Address
+from paceline.errors import ConfigError, DeadlineError
+from paceline.messages import SUPERVISOR, Address, Failed, Listening
 from paceline.transport import memory
 from paceline.transport.connection import pair
 from paceline.transport.shm import SocketPort
@@ -35,6 +37,8 @@ MODULES = {
     "worker": "paceline.engine.local.worker_main",
 }
 _PR_SET_PDEATHSIG = 1
+LISTEN_S = 60.0
+"""How long a child may take until it listens where the others reach it: it imports first, on a machine that may be loaded."""
 
 
 class Brief(msgspec.Struct, frozen=True):
@@ -113,6 +117,26 @@ def start(
         theirs.close()
         os.close(brief_fd)
     return Started(process, ours)
+
+
+def await_listening(port: SocketPort, who: Address, timeout_s: float = LISTEN_S) -> Listening:
+    """Where a child that was just started listens, as it tells its parent over `port`.
+
+    Raises ConfigError with what keeps it from that, or when it ends; DeadlineError when it does not tell in time.
+    """
+    deadline_s = monotonic() + timeout_s
+    while (left_s := deadline_s - monotonic()) > 0.0:
+        delivery = port.receive(left_s)
+        match None if delivery is None else delivery.message:
+            case Listening() as listening:
+                return listening
+            case Failed(sentence=sentence):
+                raise ConfigError(sentence)
+            case None if delivery is not None:
+                raise ConfigError(f"{who} ended as it began; what it printed is in its log, in the run directory")
+            case _:
+                pass
+    raise DeadlineError(f"{who} did not listen within {timeout_s:g} s")
 
 
 def environment_of(role: str, token: str, brief_fd: int, environ: Mapping[str, str]) -> dict[str, str]:

@@ -11,16 +11,16 @@ import select
 import socket
 from contextlib import ExitStack
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import msgspec
 
-from paceline.engine.local.child import Brief, name_of, start
+from paceline.engine.local.child import Brief, await_listening, name_of, start
 from paceline.engine.local.family import Child
 from paceline.engine.ray.key import handed
 from paceline.engine.torchrun.place import machine
-from paceline.messages import SUPERVISOR, Failed, Listening, encode
+from paceline.errors import PacelineError
+from paceline.messages import SUPERVISOR, encode
 from paceline.transport.connection import listener_at
 from paceline.transport.shm import SocketPort
 
@@ -28,7 +28,6 @@ MODULES = {
     "server": "paceline.engine.torchrun.server_main",
     "worker": "paceline.engine.ray.worker_main",
 }
-LISTEN_S = 60.0
 MOST_AT_ONCE_BYTES = 1 << 20
 
 
@@ -67,22 +66,13 @@ class Berth:
         self._port.adopt(told.me, started.sock)
         # what it prints is kept where the run's directory is, which may be another machine
         self._child, self._life = Child(told.me, started, Path(os.devnull)), told.incarnation
-        return self._listening() if told.role == "server" else {}
-
-    def _listening(self) -> dict[str, Any]:
-        deadline_s = monotonic() + LISTEN_S
-        while (left_s := deadline_s - monotonic()) > 0.0:
-            delivery = self._port.receive(left_s)
-            match None if delivery is None else delivery.message:
-                case Listening(host=host, port=port):
-                    return {"host": host, "port": port}
-                case Failed(sentence=sentence):
-                    return {"error": sentence}
-                case None if delivery is not None:
-                    break
-                case _:
-                    pass
-        return {"error": f"{self._child} did not listen within {LISTEN_S:g} s, or ended as it began"}
+        if told.role != "server":
+            return {}
+        try:
+            listening = await_listening(self._port, told.me)
+            return {"host": listening.host, "port": listening.port}
+        except PacelineError as error:
+            return {"error": str(error)}
 
     def news(self, timeout_s: float) -> dict[str, Any]:
         """What has come from the process, at the latest after `timeout_s`: `output`, `told`, and `status` once it has ended."""

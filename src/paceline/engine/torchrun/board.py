@@ -172,6 +172,14 @@ def answered(act: Callable[[], T], timeout_s: float) -> T:
     return results[0]
 
 
+def understood(note: bytes, kind: type[T], rank: int) -> T:
+    """What rank `rank` has written down. Raises ProtocolError when this version does not read it so."""
+    try:
+        return msgspec.json.decode(note, type=kind)
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(f"rank {rank} writes as another version of Paceline does: install the same one on every host") from error
+
+
 def _open_store(launch: Launch, open_s: float) -> TCPStore:
     host, port = launch.address
     timeout = timedelta(seconds=open_s)

@@ -10,7 +10,7 @@ import torch
 
 import paceline
 from paceline.engine.torchrun.launch import Launch
-from paceline.errors import ConfigError, ProtocolError
+from paceline.errors import ConfigError
 
 
 class Companion(msgspec.Struct, frozen=True):
@@ -29,16 +29,6 @@ class Companion(msgspec.Struct, frozen=True):
 def here(launch: Launch) -> Companion:
     """What this process says of itself."""
     return Companion(launch.rank, launch.local_rank, socket.gethostname(), paceline.__version__, str(torch.__version__))
-
-
-def companion_of(note: bytes, rank: int) -> Companion:
-    """What a rank has said. Raises ProtocolError when this version does not understand it."""
-    try:
-        return msgspec.json.decode(note, type=Companion)
-    except msgspec.MsgspecError as error:
-        raise ProtocolError(
-            f"rank {rank} describes itself as another version of Paceline does: install the same one on every host"
-        ) from error
 
 
 def check_alike(companions: Sequence[Companion]) -> None:

@@ -22,8 +22,8 @@ from paceline.engine.local.run_dir import prepare_run_dir
 from paceline.engine.remote.joint import Joint
 from paceline.engine.remote.worker_port import WorkerPort
 from paceline.engine.surroundings import Surroundings
-from paceline.engine.torchrun.board import Board
-from paceline.engine.torchrun.companions import check_alike, companion_of, here
+from paceline.engine.torchrun.board import Board, understood
+from paceline.engine.torchrun.companions import Companion, check_alike, here
 from paceline.engine.torchrun.ending import Ending, plainly
 from paceline.engine.torchrun.launch import Launch, find_launch
 from paceline.engine.torchrun.nursery import Nursery
@@ -102,7 +102,8 @@ class Joining:
         launch, board = self._launch, self._board
         life = board.count(f"life/{launch.rank}")
         board.write(f"{COMPANION}/{launch.rank}", msgspec.json.encode(here(launch)))
-        companions = [companion_of(board.read(f"{COMPANION}/{rank}", f"rank {rank}"), rank) for rank in range(launch.world_size)]
+        notes = [board.read(f"{COMPANION}/{rank}", f"rank {rank}") for rank in range(launch.world_size)]
+        companions = [understood(note, Companion, rank) for rank, note in enumerate(notes)]
         check_alike(companions)
         firsts = [companion.rank for companion in companions if companion.local_rank == 0]
         if launch.rank == 0:

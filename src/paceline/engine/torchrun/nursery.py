@@ -21,17 +21,16 @@ from time import monotonic
 import msgspec
 
 from paceline.engine.local.blame import Failure, cause_of, failure_of
-from paceline.engine.local.child import Brief, name_of, start
+from paceline.engine.local.child import Brief, await_listening, name_of, start
 from paceline.engine.local.family import Child
 from paceline.engine.local.run_dir import LOGS
-from paceline.errors import ConfigError, DeadlineError, ExitCode, WriteError
-from paceline.messages import COORDINATOR, SUPERVISOR, Address, Failed, Listening, Progress, Remark
+from paceline.errors import ExitCode, WriteError
+from paceline.messages import COORDINATOR, SUPERVISOR, Address, Failed, Progress, Remark
 from paceline.transport.connection import listener_at
 from paceline.transport.dial import Endpoint
 from paceline.transport.shm import SocketPort
 
 TICK_S = 0.2
-LISTEN_S = 60.0
 MODULES = {
     "coordinator": "paceline.engine.torchrun.coordinator_main",
     "server": "paceline.engine.torchrun.server_main",
@@ -71,19 +70,8 @@ class Nursery:
         self._port.adopt(brief.me, started.sock)
         name = brief.role if brief.role == "coordinator" else f"{brief.role}-{brief.id}"
         self.children.append(Child(brief.me, started, self._run_dir / LOGS / f"{name}.log"))
-        deadline_s = monotonic() + LISTEN_S
-        while (left_s := deadline_s - monotonic()) > 0.0:
-            delivery = self._port.receive(left_s)
-            match None if delivery is None else delivery.message:
-                case Listening(host=host, port=port):
-                    return Endpoint(host, port)
-                case Failed(sentence=sentence):
-                    raise ConfigError(sentence)
-                case None if delivery is not None:
-                    raise ConfigError(f"{brief.me} ended as it began, {self._run_dir / LOGS} has what it said")
-                case _:
-                    pass
-        raise DeadlineError(f"{brief.me} did not listen within {LISTEN_S:g} s")
+        told = await_listening(self._port, brief.me)
+        return Endpoint(told.host, told.port)
 
     def brief(self, blank: Brief) -> Brief:
         """A brief with this nursery's token."""

@@ -11,17 +11,16 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import count
 from time import monotonic
-from typing import TypeVar
 
 import msgspec
 
-from paceline.engine.torchrun.board import Board
+from paceline.engine.torchrun.board import Board, understood
 from paceline.engine.torchrun.launch import Launch
 from paceline.errors import DeadlineError, PacelineError, PeerLostError, ProtocolError
 from paceline.plan.doctor.advice import advice_for
 from paceline.plan.doctor.doors import Doors
 from paceline.plan.doctor.facts import Facts
-from paceline.plan.doctor.findings import Card, Host, Report, Visit
+from paceline.plan.doctor.findings import Card, Host, Report, SampleTime, Visit
 from paceline.plan.doctor.visiting import Visitor
 from paceline.plan.machine import Machine
 from paceline.plan.speed import Clock
@@ -31,10 +30,8 @@ ROUND_S = 30.0
 """How long a pair may take for its round; it is half a second where all addresses answer."""
 GOODBYE_S = 5.0
 
-T = TypeVar("T")
-
-Measure = Callable[[], tuple[Machine, tuple[float, float, float] | None]]
-"""The machine, and the seconds a sample of a script on it: the median and the quartiles."""
+Measure = Callable[[], tuple[Machine, SampleTime | None]]
+"""The machine, and how long a sample of a script takes on it."""
 
 
 class Leaflet(msgspec.Struct, frozen=True):
@@ -88,10 +85,10 @@ class Checkup:
         if self._launch.local_rank:
             self._write_card(self._card())
             return self._hear_verdict()
-        machine, sample_s = measure()
+        machine, sample = measure()
         doors = Doors(rank, self._facts.addresses, self._trust, self._clock)
         try:
-            self._write_card(msgspec.structs.replace(self._card(doors), machine=machine, sample_s=sample_s))
+            self._write_card(msgspec.structs.replace(self._card(doors), machine=machine, sample=sample))
             if rank == 0:
                 return self._lead()
             if self._is_of_rank_0():
@@ -174,7 +171,7 @@ class Checkup:
         end = min(ends, default=self._launch.world_size)
         num_processes = sum(one.facts.name == card.facts.name and card.rank <= one.rank < end for one in self._cards.values())
         is_ours = card.rank not in self._doubtful and card.fingerprint == self._cards[0].fingerprint
-        return Host(card.rank, num_processes, card.facts, is_ours, card.machine, self._lost.get(card.rank, ""), card.sample_s)
+        return Host(card.rank, num_processes, card.facts, is_ours, card.machine, self._lost.get(card.rank, ""), card.sample)
 
     def _see_off(self) -> None:
         """The store may be this process's own, so it stays until the others have read it, or have had the time."""
@@ -197,7 +194,7 @@ class Checkup:
     def _follow(self) -> None:
         for number in count():
             timeout_s = self._patience_s + ROUND_S if number == 0 else 4 * ROUND_S
-            leaflet = _understood(self._board.read(f"round/{number}", "rank 0", timeout_s), Leaflet, 0)
+            leaflet = understood(self._board.read(f"round/{number}", "rank 0", timeout_s), Leaflet, 0)
             if not leaflet.ranks:
                 return
             for pair in pairs_of(leaflet.ranks, number):
@@ -222,7 +219,7 @@ class Checkup:
         self._write(number, Visitor(me, self._trust, self._clock).visit(other, card.doors, card.facts.advertised))
 
     def _found(self, number: int, rank: int, timeout_s: float) -> Visit:
-        return _understood(self._board.read(f"found/{number}/{rank}", f"rank {rank}", timeout_s), Visit, rank)
+        return understood(self._board.read(f"found/{number}/{rank}", f"rank {rank}", timeout_s), Visit, rank)
 
     def _write(self, number: int, visit: Visit) -> None:
         self._board.write(f"found/{number}/{visit.visitor}", msgspec.json.encode(visit))
@@ -238,22 +235,15 @@ class Checkup:
                 self._board.write(f"bye/{rank}", b"")
         if not is_ours:
             raise PacelineError(f"rank {rank} does not have the key of rank 0: PACELINE_KEY_FILE must name the same key on every host")
-        if not _understood(note, Verdict, 0).is_well:
+        if not understood(note, Verdict, 0).is_well:
             raise PacelineError("something will not work, rank 0 has printed what")
-
-
-def _understood(note: bytes, kind: type[T], rank: int) -> T:
-    try:
-        return msgspec.json.decode(note, type=kind)
-    except msgspec.MsgspecError as error:
-        raise ProtocolError(f"rank {rank} runs another version of Paceline: install the same one on every host") from error
 
 
 def _card_of(note: bytes, rank: int) -> Card:
     """What a process has written, as far as this version understands it."""
     try:
-        card = msgspec.json.decode(note, type=Card)
-    except msgspec.MsgspecError:
+        card = understood(note, Card, rank)
+    except ProtocolError:
         return Card(rank, facts=Facts(name=f"rank {rank}", paceline="a version that describes itself differently"))
     if card.rank != rank:
         raise ProtocolError(f"rank {rank} says that it is rank {card.rank}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -19,11 +19,19 @@ class Door(msgspec.Struct, frozen=True):
     plain_port: int
 
 
+class SampleTime(NamedTuple):
+    """How long a script computes on a sample, in seconds: the median of its steps, and the quartiles around it."""
+
+    median_s: float
+    low_s: float
+    high_s: float
+
+
 class Card(msgspec.Struct, frozen=True):
     """What a process says of itself to the others; only the first of each host has doors, and has measured its machine.
 
-    `sample_s`: a script's seconds a sample there, the median and the quartiles, if it was timed. Two hosts with the same key have
-    the same `fingerprint`, which is of this checkup only; "" without a key.
+    `sample` is there if a script was timed. Two hosts with the same key have the same `fingerprint`, which is of this checkup
+    only; "" without a key.
     """
 
     rank: int = 0
@@ -32,7 +40,7 @@ class Card(msgspec.Struct, frozen=True):
     fingerprint: str = ""
     doors: tuple[Door, ...] = ()
     machine: Machine | None = None
-    sample_s: tuple[float, float, float] | None = None
+    sample: SampleTime | None = None
 
 
 class Way(msgspec.Struct, frozen=True):
@@ -75,7 +83,7 @@ class Visit(msgspec.Struct, frozen=True):
 class Host(msgspec.Struct, frozen=True):
     """One host: its first rank, how many processes it has, and whether it has rank 0's key (or none, like rank 0).
 
-    `lost` says how it fell silent during the checkup; `sample_s` is as on its card.
+    `lost` says how it fell silent during the checkup; `sample` is as on its card.
     """
 
     rank: int
@@ -84,7 +92,7 @@ class Host(msgspec.Struct, frozen=True):
     has_same_key: bool = True
     machine: Machine | None = None
     lost: str = ""
-    sample_s: tuple[float, float, float] | None = None
+    sample: SampleTime | None = None
 
     def named(self, hosts: tuple[Host, ...]) -> str:
         """Its name, with its rank where it is not the only one of that name.
