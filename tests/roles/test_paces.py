@@ -9,6 +9,7 @@ import pytest
 from desk import Desk
 from paceline.hybrid import parse_mode
 from paceline.messages import Accept, Fold, Start
+from paceline.pace import pace_names
 
 # sentence: (pace, workers, [(who pushes, what comes of it), ...])
 TABLE: dict[str, tuple[str, int, list[tuple[int, str]]]] = {
@@ -71,6 +72,10 @@ def test_pace(sentence):
     desk = Desk(pace, num_workers)
     for number, (worker, expected) in enumerate(rows):
         assert desk.push(worker) == expected, f"push {number}, of worker {worker}"
+
+
+def test_the_table_has_every_named_pace():
+    assert {pace.partition(":")[0] for pace, _, _ in TABLE.values()} == {shown.partition(":")[0] for shown, _ in pace_names()}
 
 
 def test_a_quorum_above_the_holders_is_clipped_and_said():

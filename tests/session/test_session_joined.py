@@ -22,6 +22,7 @@ from paceline.roles.talk import Gradient
 from paceline.roles.worker import WorkerRole
 from paceline.session.batches import batch_list
 from paceline.session.joined import Joined
+from paceline.session.loader import fetching
 from paceline.session.run import Run
 from paceline.tensors.spec import spec_of
 from paceline.transport import memory
@@ -194,6 +195,20 @@ def test_a_loader_with_processes_gives_every_sample_once() -> None:
     assert sorted(chain(*seen[:10])) == sorted(chain(*seen[10:])) == list(range(30))
     assert seen[:10] != seen[10:]
     assert job.samples() == (60, 0, 0)
+
+
+def test_a_loader_fetches_with_all_settings_of_the_users() -> None:
+    def negated(items: list[torch.Tensor]) -> torch.Tensor:
+        return -torch.stack(items)
+
+    given: dict[str, Any] = {"collate_fn": negated, "pin_memory": True, "num_workers": 2, "timeout": 20, "worker_init_fn": print}
+    given |= {"persistent_workers": True, "prefetch_factor": 3, "multiprocessing_context": "forkserver"}
+    loader = DataLoader(Numbers(10), batch_size=4, **given)
+    ours = fetching(loader, 0, sampler=[[1]])
+    assert {name: getattr(ours, name) for name in given} == {name: getattr(loader, name) for name in given}
+    model, opt = model_of()
+    loader = DataLoader(Numbers(10), batch_size=4, collate_fn=negated)
+    assert train(join(Job(), model, opt, loader), model, opt, loader, 1) == [[0, -1, -2, -3], [-4, -5, -6, -7], [-8, -9]]
 
 
 def test_accumulated_batches_are_one_step_and_what_is_left_over_is_skipped_and_said() -> None:
