@@ -148,6 +148,36 @@ def test_the_reason_of_a_loss_counts_more_than_the_loss(peers: Peers, lost: str)
         peers.link.drive(ask(SERVER))
 
 
+@pytest.mark.parametrize("how", ["receiving", "sending"])
+def test_a_server_that_ended_without_the_coordinator_is_not_named_alone(peers: Peers, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_module, "REASON_S", 5.0)
+    if how == "sending":
+        peers.server.close()
+    else:
+        peers.coordinator.send(WORKER, Params(0))  # something to take before the ends
+
+    def talk() -> Talk[None]:
+        if how == "receiving":
+            yield Receive("begin")
+            peers.server.close()
+            peers.coordinator.close()
+            yield Receive("send its parameters")
+        else:
+            peers.coordinator.close()
+            yield Send(SERVER, Pull(3, copy=False))
+
+    with pytest.raises(PeerLostError, match=r"worker 1 .*server 0.* and the coordinator"):
+        peers.link.drive(talk())
+
+
+def test_a_servers_own_word_counts_more_than_its_end(peers: Peers) -> None:
+    peers.server.send(WORKER, Halt(4, "server 0 lost the coordinator"))
+    peers.server.close()
+    with pytest.raises(RunEnded, match="server 0 lost the coordinator") as ended:
+        peers.link.drive(ask(COORDINATOR))
+    assert ended.value.code == 4
+
+
 def test_a_closed_link_is_seen_by_its_peers(peers: Peers) -> None:
     peers.link.close()
     for port in (peers.coordinator, peers.server):

@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 
 from paceline.engine.local.serving import IDLE_S, ServerProcess
-from paceline.messages import COORDINATOR, Accept, Address, Fold, Halt, Measured, Member, Message, Pull
+from paceline.messages import COORDINATOR, SUPERVISOR, Accept, Address, Fold, Halt, Measured, Member, Message, Pull
 from paceline.ports import Delivery
 from paceline.roles.effects import Effect, Send
 from paceline.roles.server import Server
@@ -23,6 +23,7 @@ class Port:
         self.plan = list(plan)
         self.timeouts: list[float] = []
         self.sent: list[Message] = []
+        self.told: list[tuple[Address, Message]] = []
 
     def receive(self, timeout_s: float) -> Delivery | None:
         self.timeouts.append(timeout_s)
@@ -30,6 +31,7 @@ class Port:
 
     def send(self, to: Address, message: Message, attachments: tuple[int, ...] = ()) -> None:
         self.sent.append(message)
+        self.told.append((to, message))
 
 
 class Role:
@@ -44,6 +46,9 @@ class Role:
         if isinstance(message, Fold):
             self.version = message.version
             return [Send(COORDINATOR, Measured(message.version, 1.0, 2.0, 3.0))]
+        return []
+
+    def left(self, who: Address) -> list[Effect]:
         return []
 
     def idle(self) -> bool:
@@ -85,3 +90,11 @@ def test_a_measured_update_says_how_long_the_shard_was_busy_since_the_one_before
     accept = Delivery(COORDINATOR, Accept(Member(0, 0, 0, 0, 1.0)))
     port = play(Role(), fold(1), None, accept, accept, fold(2), None, fold(3), None)
     assert [message.busy_s for message in port.sent if isinstance(message, Measured)] == pytest.approx([1.0, 3.0, 1.0])
+
+
+@pytest.mark.parametrize(("lost", "told"), [(COORDINATOR, [Halt(4, "server 0 lost the coordinator")]), (SUPERVISOR, [])])
+def test_a_server_that_loses_the_coordinator_tells_the_workers_that_are_left_before_it_ends(lost, told):
+    others = [Address("worker", number) for number in (3, 5)]
+    seen = [Delivery(worker, Pull(0, copy=True)) for worker in (WORKER, *others)]
+    port = play(Role(), *seen, None, Delivery(others[0], None), Delivery(lost, None))
+    assert sorted(port.told) == [(who, message) for who in (WORKER, others[1]) for message in told]

@@ -94,8 +94,8 @@ class Link:
         try:
             carry(self._port, send)
         except PeerLostError as error:
-            self._await_reason()
-            raise PeerLostError(f"worker {self.member.worker} cannot go on: {error}") from None
+            too = ", and the coordinator is gone" if self._await_reason() and str(COORDINATOR) not in str(error) else ""
+            raise PeerLostError(f"worker {self.member.worker} cannot go on: {error}{too}") from None
 
     def _receive(self, why: str) -> Delivery:
         late = sorted(who for who in self._owing if who.role == "server")
@@ -109,9 +109,8 @@ class Link:
         if isinstance(delivery.message, Welcome):
             self._num_shards = delivery.message.num_servers
         if delivery.message is None:
-            if delivery.sender != COORDINATOR:
-                self._await_reason()
-            raise PeerLostError(f"worker {self.member.worker} lost {delivery.sender}, while it waited for it to {why}")
+            too = " and the coordinator" if delivery.sender != COORDINATOR and self._await_reason() else ""
+            raise PeerLostError(f"worker {self.member.worker} lost {delivery.sender}{too}, while it waited for {delivery.sender} to {why}")
         self._owing.discard(delivery.sender)
         return delivery
 
@@ -124,15 +123,19 @@ class Link:
                 break
         return delivery
 
-    def _await_reason(self) -> None:
-        """Somebody is gone; if the coordinator still tells the reason, that is what counts."""
+    def _await_reason(self) -> bool:
+        """Somebody is gone; if the coordinator or a server still tells the reason, that is what counts.
+
+        Returns whether the coordinator is gone, too, which may be why the other one is.
+        """
         until_s = monotonic() + REASON_S
         while (left_s := until_s - monotonic()) > 0.0:
             delivery = self._port.receive(left_s)
             if delivery is not None and isinstance(delivery.message, Halt):
                 raise RunEnded(delivery.message.code, delivery.message.sentence)
             if delivery is not None and delivery.message is None and delivery.sender.role != "server":
-                return
+                return delivery.sender == COORDINATOR
+        return False
 
     # --- memory -------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Iterable
 from contextlib import suppress
 from time import perf_counter
 
@@ -67,6 +68,7 @@ class ServerProcess:
         self._port = port
         self._me = me
         self._role = Server(me.id, self._build)
+        self._workers: set[Address] = set()
         self._finishing = False
         self._end: End | None = None
         self._busy_s = 0.0
@@ -103,6 +105,8 @@ class ServerProcess:
             case Halt(code=code, sentence=sentence):
                 self._end = End(code, sentence)
             case _:
+                if sender.role == "worker":
+                    self._workers.add(sender)
                 self._finishing = self._finishing or isinstance(message, Finish)
                 self._enact(self._handle(sender, message, opened(message, attachments)))
 
@@ -128,11 +132,15 @@ class ServerProcess:
 
     def _lose(self, who: Address) -> None:
         if who.role == "worker":
+            self._workers.discard(who)
             self._enact(self._role.left(who))
         elif self._finishing:
             self._end = End(0, "")
         else:
             self._end = End(ExitCode.PEER_LOST, f"{self._me} lost the {who}")
+            if who == COORDINATOR:
+                # nobody else tells them, and to workers the end of this server would seem to be the cause
+                self._tell(self._workers, Halt(self._end.code, self._end.sentence))
 
     def _enact(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -144,9 +152,12 @@ class ServerProcess:
 
     def _fail(self, end: End) -> None:
         self._end = end
-        for who in (SUPERVISOR, COORDINATOR):
+        self._tell((SUPERVISOR, COORDINATOR), Failed(end.code, end.sentence))
+
+    def _tell(self, everyone: Iterable[Address], message: Message) -> None:
+        for who in everyone:
             with suppress(PeerLostError):
-                self._port.send(who, Failed(end.code, end.sentence))
+                self._port.send(who, message)
 
     def fail(self, error: PacelineError) -> int:
         """Tell everyone that this shard cannot go on; returns the exit code."""
