@@ -107,7 +107,7 @@ class Job:
     def _deliver(self, sender: Address, to: Address, message: Message, attachments: tuple[int, ...]) -> None:
         if to == COORDINATOR:
             if attachments:
-                self._keeper.keep(message, attachments)
+                self._keeper.keep(message, attachments, sender, self.coordinator)
             self._enact(COORDINATOR, self.coordinator.handle(sender, message, self.now_s))
         elif to.role == "server":
             self._enact(to, self._servers[to.id].handle(sender, message, _opened(message, attachments)))

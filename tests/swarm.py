@@ -59,7 +59,7 @@ class Handed:
     def open(self, message: Message, attachments: tuple[Any, ...]) -> tuple[Any, ...]:
         return attachments
 
-    def keep(self, message: Message, attachments: tuple[Any, ...]) -> None:
+    def keep(self, message: Message, attachments: tuple[Any, ...], sender: Address, role: Coordinator) -> None:
         """Nothing is needed later."""
 
     def attach(self, send: Send, role: Coordinator) -> Send:

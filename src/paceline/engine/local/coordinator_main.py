@@ -74,10 +74,12 @@ class Keeper:
         self._kept: dict[type[Message], int] = {}
         self.arena: int | None = None
 
-    def keep(self, message: Message, attachments: tuple[int, ...], sender: Address | None = None) -> None:  # noqa: ARG002
-        """Take over the attachments of a message that arrived from `sender`, who matters where shards are not shared."""
+    def keep(self, message: Message, attachments: tuple[int, ...], sender: Address, role: Coordinator) -> None:
+        """Take over the attachments of a message that arrived from `sender` and that `role` has not seen yet."""
         unneeded = list(attachments)
-        if isinstance(message, Drawn | Seeded | Load | Handed):
+        # a state that is passed over must not take the place of one that waits to be loaded
+        is_passed_over = isinstance(message, Load) and role.wishes.passes_over(role.job.members.workers.get(sender.id))
+        if isinstance(message, Drawn | Seeded | Load | Handed) and not is_passed_over:
             former, self._kept[type(message)] = self._kept.get(type(message)), unneeded.pop(0)
             unneeded += [] if former is None else [former]
         for fd in unneeded:
@@ -172,7 +174,7 @@ class CoordinatorProcess:
             self._lose(sender, self._port.reason(sender), now_s)
         else:
             if attachments:
-                self._keeper.keep(message, attachments, sender)
+                self._keeper.keep(message, attachments, sender, self._role)
             if isinstance(message, Hello):
                 # another life of one that has left
                 self._left.discard(sender)

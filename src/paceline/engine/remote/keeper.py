@@ -19,7 +19,7 @@ class RemoteKeeper(Keeper):
         super().__init__()
         self._parts: Parts | None = None
 
-    def keep(self, message: Message, attachments: tuple[int, ...], sender: Address | None = None) -> None:
+    def keep(self, message: Message, attachments: tuple[int, ...], sender: Address, role: Coordinator) -> None:
         """Take over the attachments of a message that arrived from `sender`."""
         match message:
             case Seeded():
@@ -27,11 +27,11 @@ class RemoteKeeper(Keeper):
                     os.close(self.arena)
                 self.arena, state = attachments[0], attachments[1:]
                 if state:
-                    super().keep(message, state, sender)
-            case Finished() if self._parts is not None and self.arena is not None and sender is not None:
+                    super().keep(message, state, sender, role)
+            case Finished() if self._parts is not None and self.arena is not None:
                 self._put(self._parts.final(sender.id), attachments, self.arena)
             case _:
-                super().keep(message, attachments, sender)
+                super().keep(message, attachments, sender, role)
 
     def _put(self, places: list[slice], attachments: tuple[int, ...], arena: int) -> None:
         for place, fd in zip(places, attachments, strict=True):

@@ -157,7 +157,7 @@ class Job:
 
     def _to_coordinator(self, sender: Address, message: Message, attachments: tuple[int, ...]) -> None:
         if attachments and self._luggage is not None:
-            self._luggage.keep(message, attachments)
+            self._luggage.keep(message, attachments, sender, self.coordinator)
         if self.end is None:
             self._carry_out(self.coordinator.handle(sender, message, self.timeline.now_s))
             self._keep_time()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from paceline.engine.local.coordinator_main import Keeper
 from paceline.engine.local.serving import opened
-from paceline.messages import Message
+from paceline.messages import Address, Message
 from paceline.roles.coordinator import Coordinator
 from paceline.roles.effects import Send
 from paceline.transport import memory
@@ -34,9 +34,9 @@ class MemoryFiles:
         """What a server's store takes."""
         return opened(message, attachments)
 
-    def keep(self, message: Message, attachments: tuple[int, ...]) -> None:
+    def keep(self, message: Message, attachments: tuple[int, ...], sender: Address, role: Coordinator) -> None:
         """For whoever needs it later."""
-        self.keeper.keep(message, attachments)
+        self.keeper.keep(message, attachments, sender, role)
 
     def attach(self, send: Send, role: Coordinator) -> Send:
         """The message with what was kept for it."""

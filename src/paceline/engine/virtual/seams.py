@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from paceline.messages import Message
+from paceline.messages import Address, Message
 from paceline.roles.coordinator import Coordinator
 from paceline.roles.effects import Effect, Send
 
@@ -36,7 +36,7 @@ class Luggage(Protocol):
         """What a server's role takes."""
         ...
 
-    def keep(self, message: Message, attachments: tuple[int, ...]) -> None:
+    def keep(self, message: Message, attachments: tuple[int, ...], sender: Address, role: Coordinator) -> None:
         """The coordinator has got these."""
         ...
 
