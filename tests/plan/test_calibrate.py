@@ -214,6 +214,7 @@ def test_a_script_is_timed_where_it_is_to_run(tmp_path: Path, capsys: pytest.Cap
         (["one", "two"], "calibrate takes the directory of one run, got 2: one, two"),
         (["--script", "nowhere.py"], "the script nowhere.py does not exist"),
         (["--out", "EMPTY"], "is there already, name a file that is not"),
+        (["--out", "nowhere/cluster.toml"], "--out: nowhere is not a directory, name a file in one that is there"),
     ],
 )
 def test_what_is_wrong_is_told_in_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], says: str) -> None:

@@ -128,3 +128,14 @@ def test_calibrate_writes_the_hosts_and_the_network_between_them(hosts: Hosts) -
     assert sum(group.count or 0 for group in cluster.workers) == 2
     assert all(1e-6 < group.compute < 0.1 for group in cluster.workers)
     assert cluster.servers.hosts == "with workers"
+
+
+def test_calibrate_says_on_every_host_that_its_file_is_there_already_before_it_measures(hosts: Hosts) -> None:
+    (hosts.folder / "there.toml").write_text("")
+    (code, out, error), (other_code, _, other_error) = hosts.launch("calibrate", "--out", "there.toml", "--script", "never-timed.py")
+    assert (code, other_code) == (2, 2), (error, other_error)
+    told = "--out: there.toml is there already, name a file that is not"
+    assert error.splitlines()[-1] == f"paceline: {told}"
+    assert other_error.splitlines()[-1] == f"paceline: rank 0 on {socket.gethostname()}: {told}"
+    assert "measuring" not in error + other_error
+    assert out == (hosts.folder / "there.toml").read_text() == ""

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path, PurePath
 from typing import Annotated, Any
 
@@ -103,7 +104,7 @@ def plan_command(script: str, args: Sequence[str], options: PlanOptions, *, say:
 
 def calibrate_command(words: Sequence[str], options: CalibrateOptions, *, say: Say) -> int:
     """Measure, and write a cluster file. Raises ConfigError for what is not allowed."""
-    from paceline.plan.calibrate import machine_cluster, run_cluster, write_cluster
+    from paceline.plan.calibrate import check_new, machine_cluster, run_cluster, write_cluster
     from paceline.plan.machine import measure_machine
     from paceline.plan.planner import profile_alone
 
@@ -113,8 +114,7 @@ def calibrate_command(words: Sequence[str], options: CalibrateOptions, *, say: S
     if options.script is None and len(words) > 1:
         raise ConfigError(f"calibrate takes the directory of one run, got {len(words)}: {', '.join(words)}")
     path = Path(options.out)
-    if path.exists():
-        raise ConfigError(f"--out: {path} is there already, name a file that is not")
+    check_new(path)
     say("measuring memory and sockets")
     machine = measure_machine()
     if options.script is not None:
@@ -128,7 +128,7 @@ def calibrate_command(words: Sequence[str], options: CalibrateOptions, *, say: S
 
 def _calibrate_hosts(launch: Launch, words: Sequence[str], options: CalibrateOptions, say: Say) -> int:
     """All hosts of a launch, of which rank 0 writes the file."""
-    from paceline.plan.calibrate import write_cluster
+    from paceline.plan.calibrate import check_new, write_cluster
     from paceline.plan.doctor.examination import examine_hosts
     from paceline.plan.doctor.findings import SampleTime
     from paceline.plan.machine import Machine, measure_machine
@@ -144,7 +144,8 @@ def _calibrate_hosts(launch: Launch, words: Sequence[str], options: CalibrateOpt
         return machine, SampleTime(profile.sample_s, profile.sample_low_s, profile.sample_high_s) if profile is not None else None
 
     path = Path(options.out)
-    report = examine_hosts(launch, os.environ, path.parent, patience_s=HOSTS_S, clock=time.time, measure=measure)
+    prepare = partial(check_new, path)
+    report = examine_hosts(launch, os.environ, path.parent, patience_s=HOSTS_S, clock=time.time, measure=measure, prepare=prepare)
     if report is None:
         return ExitCode.OK
     for one in report.advice:

@@ -44,6 +44,14 @@ def run_cluster(run_dir: Path, machine: Machine) -> dict[str, Any]:
     return {"about": f"{about}.", "size": len(seen.workers), **_within(machine), "workers": groups}
 
 
+def check_new(path: Path) -> None:
+    """Raise ConfigError when a cluster file cannot be made there, which is told before anything is measured."""
+    if path.exists():
+        raise ConfigError(f"--out: {path} is there already, name a file that is not")
+    if not path.parent.is_dir():
+        raise ConfigError(f"--out: {path.parent} is not a directory, name a file in one that is there")
+
+
 def write_cluster(cluster: dict[str, Any], path: Path) -> None:
     """Write it, and read it back as any cluster file. Raises WriteError."""
     try:

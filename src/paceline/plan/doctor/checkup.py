@@ -34,6 +34,10 @@ Measure = Callable[[], tuple[Machine, SampleTime | None]]
 """The machine, and how long a sample of a script takes on it."""
 
 
+def nothing() -> None:
+    """Where rank 0 has nothing to look at before anything is measured."""
+
+
 class Leaflet(msgspec.Struct, frozen=True):
     """What rank 0 says before a round: the first ranks of the hosts, of which pairs are made, and of those that were lost since."""
 
@@ -76,12 +80,13 @@ class Checkup:
         self._visits: list[Visit] = []
         self._lost: dict[int, str] = {}
 
-    def run(self, measure: Measure) -> Report | None:
-        """Take part to the end; `measure` is called in the first process of each host, before the others are asked for anything.
+    def run(self, measure: Measure, prepare: Callable[[], None] = nothing) -> Report | None:
+        """Take part to the end; `measure` is called in the first process of each host, once rank 0 has called `prepare`.
 
         Rank 0 gets the report, the others None when all is well. Raises PacelineError when it is not.
         """
         rank = self._launch.rank
+        self._begin(prepare)
         if self._launch.local_rank:
             self._write_card(self._card())
             return self._hear_verdict()
@@ -96,6 +101,19 @@ class Checkup:
             return self._hear_verdict()
         finally:
             doors.close()
+
+    def _begin(self, prepare: Callable[[], None]) -> None:
+        """What keeps rank 0 from it is told to all before they measure anything."""
+        try:
+            if self._launch.rank == 0:
+                prepare()
+                self._board.write("begin", b"")
+            else:
+                # signed by this job's key or not: of another key it is told later
+                self._board.peek("begin", "rank 0", self._patience_s + ROUND_S)
+        except PacelineError as error:
+            self._board.tell_trouble(str(error))
+            raise
 
     def _write_card(self, card: Card) -> None:
         self._cards[card.rank] = card

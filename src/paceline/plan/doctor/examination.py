@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
 
 from paceline.engine.torchrun.launch import Launch, find_launch
 from paceline.plan.doctor.advice import advice_for
-from paceline.plan.doctor.checkup import Checkup, Measure
+from paceline.plan.doctor.checkup import Checkup, Measure, nothing
 from paceline.plan.doctor.facts import facts_here, trust_here
 from paceline.plan.doctor.findings import Host, Report
 from paceline.plan.machine import Machine, measure_machine
@@ -36,8 +36,15 @@ def examine(environ: Mapping[str, str], out: Path, *, patience_s: float, clock: 
 
 
 def examine_hosts(
-    launch: Launch, environ: Mapping[str, str], out: Path, *, patience_s: float, clock: Clock, measure: Measure = machine_only
+    launch: Launch,
+    environ: Mapping[str, str],
+    out: Path,
+    *,
+    patience_s: float,
+    clock: Clock,
+    measure: Measure = machine_only,
+    prepare: Callable[[], None] = nothing,
 ) -> Report | None:
-    """The same of a launch; `measure` is what each host measures of itself."""
+    """The same of a launch; `measure` is what each host measures of itself, after rank 0 has called `prepare`."""
     facts = facts_here(environ, out, launch)
-    return Checkup(launch, facts, trust_here(facts, environ), patience_s=patience_s, clock=clock).run(measure)
+    return Checkup(launch, facts, trust_here(facts, environ), patience_s=patience_s, clock=clock).run(measure, prepare)
