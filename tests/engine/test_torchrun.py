@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from launch import environment, events, paceline_run
+from launch import SCRIPTS, environment, events, paceline_run
 from netns import namespaces
 from paceline.trace.record import read_summary
 from paceline.transport.keys import read_key_file, write_key_file
@@ -39,6 +39,16 @@ def test_two_hosts_of_two_end_with_the_same_bits_as_one_machine(same_host: str, 
     assert f"has {ends[0]}" in local[1]
     assert "no memory is shared" not in "".join(ranks.printed(rank) for rank in range(4))
     assert "engine torchrun, because a launcher has set RANK and WORLD_SIZE: worker 3 of 4" in ranks.printed(3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("same_host", ["tcp", "memory"])
+def test_models_on_a_device_end_with_the_same_bits(same_host: str, launched: Launched, local: tuple[Path, str]) -> None:
+    ranks = launched("states", "0", script=SCRIPTS / "staged.py", same_host=same_host, servers="2", leases="static")
+    assert ranks.codes() == [0] * 4, ranks.printed(0)
+    assert (local[0] / "final.safetensors").read_bytes() == (ranks.out / "final.safetensors").read_bytes()
+    # six of the model's parameters are trained, ten steps in each of two epochs
+    assert all(int(ranks.printed(rank).split(" gradients came off the device")[0].split()[-1]) >= 120 for rank in range(4))
 
 
 @pytest.mark.parametrize("pace", [*(pytest.param(pace, marks=pytest.mark.slow) for pace in ("async", "ssp:3")), "hybrid"])

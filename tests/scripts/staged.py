@@ -1,0 +1,15 @@
+"""`launched.py` with its model on a device that is pretended: what is copied to and fro comes at once or as late as it may."""
+
+import runpy
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from paceline.tensors import replica
+from replicas import Pretended
+
+device = Pretended(seed=3)
+replica.staging_for = lambda *_: device
+runpy.run_path(str(Path(__file__).parent / "launched.py"), run_name="__main__")
+print(f"{device.num_brought} gradients came off the device", flush=True)
