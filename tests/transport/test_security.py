@@ -14,7 +14,7 @@ import threading
 import time
 import tracemalloc
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,7 +32,8 @@ from paceline.transport.piece import Spec
 from paceline.transport.tcp import TcpPort
 from paceline.transport.trust import Trust, key_of, trust_for
 from paceline.transport.wire import MAX_MEMORY_BYTES, MAX_MESSAGE_BYTES, FrameWriter, Kind, Wire
-from wired import SERVER, WORKER, Between, Pair, frame, insider, is_closed, pair, stranger, until
+from proxy import Weather
+from wired import CONTROL, SERVER, UP, WORKER, Pair, frame, insider, is_closed, pair, stranger, through, until
 
 BOMB = zlib.compress(bytes(30_000_000))
 """30 kB that would be 30 MB."""
@@ -150,13 +151,9 @@ def test_tls_below_1_3_is_not_spoken(key_file: Path) -> None:
 
 
 def test_a_recorded_join_opens_nothing(mac: Trust) -> None:
-    with pair(mac, lanes=None) as ports:
-        between = Between(ports.endpoint)
-        ports.worker.connect(SERVER, between.endpoint)
-        until(ports.server, lambda: WORKER in ports.server.peers)
-        recorded = [bytes(said) for said in between.said]
+    with through(mac, lanes=0) as (ports, proxy):
+        recorded = [bytes(said) for said in proxy.said]
         ports.worker.close()
-        between.close()
         assert ports.server.receive(5.0) == Delivery(WORKER, None)
         for said in recorded:
             with stranger(ports.endpoint) as replay:
@@ -169,13 +166,9 @@ def test_a_recorded_join_opens_nothing(mac: Trust) -> None:
 
 
 def test_a_recorded_tls_connection_opens_nothing(key_file: Path) -> None:
-    with pair(Trust(read_key_file(key_file), Wire.TLS), lanes=None) as ports:
-        between = Between(ports.endpoint)
-        ports.worker.connect(SERVER, between.endpoint)
-        until(ports.server, lambda: WORKER in ports.server.peers)
-        recorded = bytes(between.said[0])
+    with through(Trust(read_key_file(key_file), Wire.TLS), lanes=0) as (ports, proxy):
+        recorded = bytes(proxy.said[0])
         ports.worker.close()
-        between.close()
         assert ports.server.receive(5.0) == Delivery(WORKER, None)
         with stranger(ports.endpoint) as replay:
             replay.sendall(recorded)
@@ -201,38 +194,23 @@ def test_a_replayed_frame_loses_its_connection_and_is_not_heard_twice(mac: Trust
         control.sock.close()
 
 
-def flip(number: int) -> Callable[[bytes], bytes]:
-    def tamper(data: bytes) -> bytes:
-        return data[:number] + bytes([data[number] ^ 0x10]) + data[number + 1 :] if len(data) > number else data
-
-    return tamper
-
-
 @pytest.mark.parametrize("number", [0, 6, 8, 16, 25, 40, 50, 70], ids=lambda number: f"byte-{number}")
 def test_a_byte_that_is_changed_on_the_way_ends_the_connection_before_it_is_used(trust: Trust, number: int) -> None:
-    with pair(trust, lanes=None) as ports:
-        between = Between(ports.endpoint)
-        ports.worker.connect(SERVER, between.endpoint)
-        until(ports.server, lambda: WORKER in ports.server.peers)
-        between.tamper = flip(number)
+    with through(trust, lanes=0) as (ports, proxy):
+        proxy.spoiled, proxy.outward = {CONTROL}, Weather(harm="flip", first=number)
         ports.worker.send(SERVER, Failed(1, "x" * 200))
         assert ports.server.receive(5.0) == Delivery(WORKER, None)
-        between.close()
 
 
 def test_a_tensor_that_is_changed_on_the_way_is_never_complete(trust: Trust) -> None:
-    with pair(trust, lanes=None) as ports:
-        between = Between(ports.endpoint)
-        ports.worker.connect(SERVER, between.endpoint, lanes=1)
-        until(ports.server, lambda: WORKER in ports.server.peers)
+    with through(trust, lanes=1) as (ports, proxy):
         spec = Spec("uint8", (100_000,))
         arrival = ports.server.expect(WORKER, 0, spec, memoryview(bytearray(100_000)))
-        between.tamper = flip(9_999)
+        proxy.spoiled, proxy.outward = {UP}, Weather(harm="flip", first=9_999)
         ports.worker.start(SERVER, 0, spec, memoryview(bytes(100_000)))
         with pytest.raises(PeerLostError, match="tensor 0 will not come from worker 3"):
             arrival.wait(5.0)
         assert not arrival.is_complete
-        between.close()
 
 
 # --- lies of somebody who holds the key -----------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -14,28 +15,30 @@ from paceline.transport.piece import Spec
 from paceline.transport.tcp import TcpPort
 from paceline.transport.trust import Trust
 from paceline.transport.wire import Wire
-from wired import SERVER, WORKER, Between, Pair, Weather, pair, until
+from proxy import FAIR, HARMS, Weather
+from wired import SERVER, WORKER, Pair, through
 
 NUM_MESSAGES = 60
 SIZE = 300_000
 SPEC = Spec("uint8", (SIZE,))
 SENT = bytes(range(256)) * (SIZE // 256) + bytes(SIZE % 256)
+WEATHERS = (FAIR, Weather(hole=True), *(Weather(harm=harm, every_bytes=2500) for harm in HARMS if harm != "hole"))
 
 
-@pytest.fixture(
-    params=[(seed, wire) for seed in range(2 * len(Weather.KINDS)) for wire in (Wire.MAC, Wire.TLS)],
-    ids=lambda p: f"{p[0]}-{p[1].name.lower()}",
-)
+def some(seeds: int) -> list[object]:
+    """Every seed on every wire; those that come again to a weather are for the long tests."""
+    marks = {seed: pytest.mark.slow if seed >= len(WEATHERS) else () for seed in range(seeds)}
+    return [pytest.param((seed, wire), marks=marks[seed], id=f"{seed}-{wire.name.lower()}") for seed, wire in product(marks, Wire)]
+
+
+@pytest.fixture(params=some(5 * len(WEATHERS)))
 def storm(request: pytest.FixtureRequest, key: Path) -> Iterator[tuple[Pair, Weather]]:
     """Two ports that were connected in good weather."""
     seed, wire = request.param
-    with pair(Trust(read_key_file(key), wire), lanes=None, silence_s=0.8, stall_s=1.0) as ports:
-        between = Between(ports.endpoint)
-        ports.worker.connect(SERVER, between.endpoint, lanes=2)
-        until(ports.server, lambda: WORKER in ports.server.peers)
-        between.tamper = Weather(seed)
-        yield ports, between.tamper
-        between.close()
+    trust = Trust() if wire is Wire.PLAIN else Trust(read_key_file(key), wire)
+    with through(trust, lanes=2, seed=seed, silence_s=0.6, stall_s=0.8) as (ports, proxy):
+        proxy.outward = proxy.inward = WEATHERS[seed % len(WEATHERS)]
+        yield ports, proxy.outward
 
 
 def send_all(port: TcpPort, to: Address) -> None:
@@ -75,8 +78,7 @@ def test_what_arrives_is_a_beginning_of_what_was_sent(storm: tuple[Pair, Weather
     for port in (server, worker):
         arrived = receive_all(port)
         assert arrived == [Begin(number) for number in range(len(arrived))]
-        if weather.kind == "fair":
+        if weather is FAIR:
             assert len(arrived) == NUM_MESSAGES
-    if weather.kind == "fair":
-        assert not told
-        assert place == SENT
+    assert bool(told) == (weather is not FAIR)
+    assert (place == SENT) == (weather is FAIR)

@@ -16,6 +16,7 @@ from time import monotonic
 from weakref import WeakValueDictionary
 
 from paceline.errors import ProtocolError
+from paceline.transport.lanes import ENDED
 from paceline.transport.peer import Peer
 from paceline.transport.reception import Reception
 from paceline.transport.stream import Line, Outgoing, Stream
@@ -159,6 +160,9 @@ class Attendant(Thread):
                 peer.heard_s = now_s
             elif now_s - peer.heard_s > self._silence_s:
                 peer.lose(f"nothing was heard of it for {self._silence_s:g} s")
+            elif peer.ended_s is not None and now_s - peer.ended_s > self._silence_s:
+                # somebody on the way has ended one connection of a peer that lives (under TLS a reset looks like that, too)
+                peer.lose(ENDED)
         if self.reception is not None and self._listener is not None:
             self.reception.sweep(now_s)
             self.epoll.modify(self._listener.fileno(), select.EPOLLIN)

@@ -10,6 +10,7 @@ import socket
 from collections.abc import Callable
 from functools import partial
 from threading import Lock
+from time import monotonic
 
 from paceline.messages import Address
 from paceline.transport.arrivals import SETTLE_S, Arrivals
@@ -30,6 +31,8 @@ class Peer:
         self.heard_s = now_s
         self.progress = -1
         self.progressed_s = now_s
+        self.ended_s: float | None = None
+        """When the first of its lanes for tensors came to an orderly end: those of one that leaves all do."""
         self.arrivals = Arrivals(identity.address, self.lose)
         self.departures = Departures(identity.address)
         self._lock = Lock()
@@ -98,6 +101,7 @@ class Peer:
             self.lose(reason)
             return
         with self._lock:
+            self.ended_s = monotonic() if self.ended_s is None else self.ended_s
             self._num_open[way] -= 1
             is_last = not self._num_open[way]
         if is_last:
