@@ -33,6 +33,9 @@ from paceline.settings import FIELDS, MOST_SAMPLES, whole
 
 _Script = Annotated[str | None, Parameter(help="The Python file that each worker runs.", show_default=False)]
 _Args = Annotated[str, Parameter(help="The script's own arguments, passed on untouched.", show_default=False)]
+_Words = Annotated[
+    str, Parameter(name="WORDS", help="The directory of a RUN; with --script, the script's own arguments.", show_default=False)
+]
 _RunDir = Annotated[str | None, Parameter(help="The directory of the run.", show_default=False)]
 _At = Annotated[
     str | None,
@@ -192,7 +195,7 @@ def plan(script: _Script = None, /, *args: _Args, options: PlanOptions = PLANNED
 
 
 @app.command(usage="Usage: paceline calibrate [RUN | --script SCRIPT [-- ARGS...]] [--out FILE]")
-def calibrate(*words: _Args, options: CalibrateOptions = CALIBRATED) -> int:
+def calibrate(*words: _Words, options: CalibrateOptions = CALIBRATED) -> int:
     """Measure this machine, the workers of a RUN or, under a launcher, its hosts, and write a file that --cluster takes."""
     _begin_anew()
     return calibrate_command(words, options, say=_say)

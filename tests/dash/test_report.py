@@ -9,8 +9,8 @@ import pytest
 
 from paceline.dash.report import write_report
 from paceline.errors import ConfigError, WriteError
-from paceline.trace.record import RunRecord, write_summary
-from report_pages import BATCH, Move, Page, read_page, write_run, write_updates
+from paceline.trace.record import RunRecord, read_summary, write_summary
+from report_pages import BATCH, Move, Page, read_page, write_hybrid, write_run, write_updates
 
 
 def test_a_finished_run_is_told_in_headline_figures_and_curves(tmp_path: Path) -> None:
@@ -23,6 +23,16 @@ def test_a_finished_run_is_told_in_headline_figures_and_curves(tmp_path: Path) -
     assert all(line.count("L") >= 5 for line in lines)
     assert len(page.of_class("row")) == 4
     assert "staleness 3: 75 gradients, 25 %" in {attributes.get("data-tip") for _, attributes in page.elements}
+
+
+def test_the_times_of_a_virtual_run_are_called_so(tmp_path: Path) -> None:
+    run_dir = write_hybrid(tmp_path / "run")
+    assert "virtual time" not in read_page(write_report(run_dir)).text
+    write_summary(run_dir, {**read_summary(run_dir), "virtual_s": 20.0})
+    page = read_page(write_report(run_dir)).text
+    assert "wall time" not in page
+    assert "virtual time (s)" in page
+    assert page.count("virtual time\n") == 3  # headline, switch, head of the changes of pace
 
 
 def test_a_page_needs_nothing_but_itself(tmp_path: Path) -> None:

@@ -95,6 +95,11 @@ class Digest(msgspec.Struct, kw_only=True):
     settings: list[Told]
 
     @property
+    def clock(self) -> str:
+        """What its time is called."""
+        return "virtual time" if self.is_virtual else "wall time"
+
+    @property
     def samples_per_s(self) -> float:
         """Over the whole wall time; 0 when there was none."""
         return self.samples / self.wall_s if self.wall_s > 0 else 0.0

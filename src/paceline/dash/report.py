@@ -84,7 +84,7 @@ def _tiles(digest: Digest) -> Markup:
     metrics = [(name, decimal(value)) for name, value in list(digest.final.items())[:3]]
     tiles = [
         *((f"final {name}", shown) for name, shown in metrics),
-        ("virtual time" if digest.is_virtual else "wall time", seconds(digest.wall_s)),
+        (digest.clock, seconds(digest.wall_s)),
         ("samples a second", decimal(digest.samples_per_s)),
         ("samples", count(digest.samples)),
         ("updates", count(digest.updates)),
@@ -102,7 +102,7 @@ def _progress(digest: Digest) -> tuple[Markup, ...]:
     curves = [curve for curve in [*digest.curves, digest.rate] if len(curve)]
     if not curves:
         missing = tag("p", "The script logged nothing, and too few updates were made for a curve.", class_="empty")
-        return section("Progress", missing), *_moves(digest, Frame(digest.wall_s, digest.samples))
+        return section("Progress", missing), *_moves(digest, Frame(digest.wall_s, digest.samples, clock=digest.clock))
     shown = curves[:MOST_CHARTS]
     most = points_for(len(shown))
     lines = [Line(curve.name, curve.points(most), curve.is_smoothed, from_zero=curve is digest.rate) for curve in shown]
@@ -114,11 +114,19 @@ def _progress(digest: Digest) -> tuple[Markup, ...]:
         max(digest.samples, *(point.samples for point in points)),
         strips,
         digest.marks,
+        digest.clock,
     )
     charts = (line_chart(line.name, [line], frame, _note(curve)) for line, curve in zip(lines, shown, strict=True))
     hidden = len(curves) - len(shown) + digest.num_left_out
     rest = tag("p", f"{_plural(hidden, 'further metric')} logged and not drawn.", class_="note") if hidden else None
-    content = (switch(), legend((), paces_keys(strips, {})), chart_grid(list(charts)), _happened(digest), rest, _silent(digest.curves))
+    content = (
+        switch(digest.clock),
+        legend((), paces_keys(strips, {})),
+        chart_grid(list(charts)),
+        _happened(digest),
+        rest,
+        _silent(digest.curves),
+    )
     return section("Progress", *content, reasons(strips)), *_moves(digest, frame)
 
 
@@ -202,14 +210,19 @@ def _workers(ids: Sequence[int]) -> str:
     return ", ".join(map(str, ids[:8])) + (f" and {len(ids) - 8} more" if len(ids) > 8 else "")
 
 
+def _moment(at_s: float) -> str:
+    """Before the first lease is the start, however long that took."""
+    return "start" if at_s <= 0 else seconds(at_s)
+
+
 def _members(digest: Digest) -> Markup | None:
     unfinished = "not recorded" if digest.exit is None else "at the end of the run"
     rows = [
         (
             f"{member.role} {member.id}",
             f"{member.host} ({member.pid})",
-            "start" if member.joined_s <= 0 else seconds(member.joined_s),
-            f"{seconds(max(0.0, member.left_s))}, {member.reason}" if member.reason else unfinished,
+            _moment(member.joined_s),
+            f"{_moment(member.left_s)}, {member.reason}" if member.reason else unfinished,
         )
         for member in digest.members[:MOST_ROWS]
     ]

@@ -13,7 +13,7 @@ FEW_UPDATES = 50
 """Of an epoch: fewer, and a lockstep of these workers is a very large batch for these data."""
 MUCH_WAIT = 0.15
 UNEVEN = 1.3
-MUCH_LESS = 0.9
+MUCH_LESS, NO_MATTER = 0.9, 0.05
 FAR_OFF = 3.0
 NUM_LEVELS = 8
 
@@ -91,7 +91,9 @@ def _against(plan: Plan) -> str:
     sync = next((one for one in others if one.pace == "sync"), others[-1] if others else None)
     if first.arrival is None or sync is None or sync.arrival is None:
         return ""
-    return f", {sync.pace} after {span(sync.arrival.time_s)} ({sync.arrival.time_s / first.arrival.time_s:.2g} times as long)"
+    times = sync.arrival.time_s / first.arrival.time_s
+    ratio = f"{times:.2g} times" if abs(times - 1.0) > NO_MATTER else "about"
+    return f", {sync.pace} after {span(sync.arrival.time_s)} ({ratio} as long)"
 
 
 def reason(plan: Plan) -> str:
