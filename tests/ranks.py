@@ -133,3 +133,22 @@ class Ranks:
         for pid in self.left():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+
+def torchrun_on(hosts: Sequence[Host], script: Path, *arguments: str, on_each: int, **variables: str) -> list[int]:
+    """torchrun itself on hosts of network namespaces, to its end; its exit codes. Those of the first host share memory."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(len(hosts)), "--nproc-per-node", str(on_each)]
+    command += ["--master-addr", hosts[0].address, "--master-port", str(PORT_THERE)]
+    nodes = [
+        host.popen(
+            [*command, "--node-rank", str(node), str(script), *arguments],
+            env=environment(**variables, PACELINE_SAME_HOST="tcp" if node else "memory"),
+        )
+        for node, host in enumerate(hosts)
+    ]
+    try:
+        return [node.wait(TIMEOUT_S) for node in nodes]
+    finally:
+        for node in nodes:
+            node.kill()
+            node.wait()

@@ -13,6 +13,10 @@ import torch
 from safetensors.torch import load_file
 
 from launch import SCRIPTS, environment, events, paceline_run, run_ranks
+from netns import namespaces
+from paceline.trace.record import read_summary
+from paceline.transport.keys import write_key_file
+from ranks import torchrun_on
 
 OPTIMIZERS = ["sgd", "adam", "adamw", "adadelta", "adagrad", "rmsprop"]
 OF_CNN = ["adamw", "sgd"]
@@ -75,6 +79,21 @@ def test_sync_equals_one_process_on_the_joined_batch(
         SCRIPTS / "parity_run.py", "mlp", optimizer, out=out, workers=num_workers, servers=servers, pace="sync", leases="static"
     )
     assert done.returncode == 0, done.stderr
+    assert distance(load_file(out / "final.safetensors"), load_file(plain("mlp") / f"{optimizer}.safetensors")) < TOLERANCE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_under_torchrun_with_two_processes_on_each_of_two_hosts_sync_equals_one_process(
+    optimizer: str, plain: Callable[[str], Path], tmp_path: Path
+) -> None:
+    key, out = tmp_path / "job.key", tmp_path / "run"
+    write_key_file(key)
+    told = {"PACELINE_OUT": str(out), "PACELINE_PACE": "sync", "PACELINE_LEASES": "static", "PACELINE_SERVERS": "2"}
+    with namespaces() as hosts:
+        script = SCRIPTS / "parity_run.py"
+        assert torchrun_on(hosts, script, "mlp", optimizer, on_each=2, **told, PACELINE_KEY_FILE=str(key)) == [0, 0]
+    assert read_summary(out)["workers"] == 4
     assert distance(load_file(out / "final.safetensors"), load_file(plain("mlp") / f"{optimizer}.safetensors")) < TOLERANCE
 
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import signal
-import sys
 from base64 import b64encode, urlsafe_b64encode
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from launch import SCRIPTS, environment, events, paceline_run
+from launch import SCRIPTS, events, paceline_run
 from netns import namespaces
 from paceline.trace.record import read_summary
 from paceline.transport.keys import read_key_file, write_key_file
-from ranks import PORT_THERE, SCRIPT, TIMEOUT_S, Ranks
+from ranks import SCRIPT, Ranks, torchrun_on
 
 Launched = Callable[..., Ranks]
 
@@ -159,16 +158,7 @@ def test_torchrun_itself_on_two_hosts_with_two_each_ends_with_the_same_bits(loca
     write_key_file(key)
     told = {"PACELINE_OUT": str(out), "PACELINE_PACE": "sync", "PACELINE_LEASES": "static", "PACELINE_SERVERS": "2"}
     with namespaces() as hosts:
-        command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2"]
-        command += ["--master-addr", hosts[0].address, "--master-port", str(PORT_THERE)]
-        nodes = [
-            host.popen(
-                [*command, "--node-rank", str(node), str(SCRIPT), "states", "0"],
-                env=environment(**told, PACELINE_KEY_FILE=str(key), PACELINE_SAME_HOST="tcp" if node else "memory"),
-            )
-            for node, host in enumerate(hosts)
-        ]
-        assert [node.wait(TIMEOUT_S) for node in nodes] == [0, 0]
+        assert torchrun_on(hosts, SCRIPT, "states", "0", on_each=2, **told, PACELINE_KEY_FILE=str(key)) == [0, 0]
     assert (local[0] / "final.safetensors").read_bytes() == (out / "final.safetensors").read_bytes()
     assert read_summary(out)["ledger"] == {"once": 800, "repeated": 0, "skipped": 0, "undone": 0}
     assert (out / "report.html").exists()
