@@ -42,6 +42,11 @@ class Raylets:
     def address(self) -> str:
         return str(self._cluster.address)
 
+    @property
+    def first(self) -> Any:
+        """The raylet that was there at first, to which commands on this machine connect as long as it is the only one."""
+        return self._cluster.head_node
+
     def add(self, num_cpus: int) -> Any:
         """Another raylet."""
         node = self._cluster.add_node(num_cpus=num_cpus, **self._of_each())

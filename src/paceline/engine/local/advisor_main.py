@@ -5,7 +5,6 @@ Whatever the function does is an answer: an exception, nonsense and a pace that 
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import io
 import os
@@ -22,6 +21,7 @@ from typing import cast
 
 import msgspec
 
+from paceline.engine.local.child import die_with
 from paceline.errors import ConfigError, PeerLostError
 from paceline.logic.policies.policy import Move
 from paceline.logic.signals import Signals
@@ -32,7 +32,6 @@ from paceline.transport.shm import SocketPort
 MAX_LOG_BYTES = 1 << 30
 MAX_TEXT, MAX_NAME = 2000, 200
 _EVER_S = 3600.0
-_PR_SET_PDEATHSIG = 1
 
 UserPolicy = Callable[[Signals, tuple[Move, ...]], object]
 
@@ -125,8 +124,7 @@ def serve(port: SocketPort, file: str, function: str) -> None:
 def main() -> int:
     """Run with FILE, FUNC, the descriptor of the socket to the coordinator and that one's process id."""
     file, function, descriptor, parent = sys.argv[1:]
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != int(parent):
+    if not die_with(int(parent)):
         return 0
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_LOG_BYTES, MAX_LOG_BYTES))

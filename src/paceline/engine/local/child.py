@@ -155,6 +155,12 @@ def environment_of(role: str, token: str, brief_fd: int, environ: Mapping[str, s
 # --- the child's side ------------------------------------------------------------------------------------
 
 
+def die_with(parent_pid: int) -> bool:
+    """Have the kernel kill this process when its parent is gone; returns whether the parent is there still."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    return os.getppid() == parent_pid
+
+
 def begin(*, dies_with_parent: bool = True) -> tuple[Brief, SocketPort]:
     """Read the brief and open the port to the supervisor. The first thing a child does.
 
@@ -162,10 +168,8 @@ def begin(*, dies_with_parent: bool = True) -> tuple[Brief, SocketPort]:
     """
     fd = int(os.environ.pop(BRIEF_VARIABLE))
     brief = msgspec.json.decode(take_bytes(fd), type=Brief)
-    if dies_with_parent:
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != brief.supervisor_pid:
-            sys.exit(4)
+    if dies_with_parent and not die_with(brief.supervisor_pid):
+        sys.exit(4)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         # one that is sent to this process alone is for the supervisor to tell, not for a traceback of ours
         signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from paceline.engine.local.child import Brief, await_listening, name_of, start
+from paceline.engine.local.child import Brief, await_listening, die_with, name_of, start
 from paceline.engine.local.family import Child
 from paceline.engine.ray.key import handed
 from paceline.engine.torchrun.place import machine
@@ -38,6 +38,8 @@ class Berth:
         self._child: Child | None = None
         self._port = SocketPort(SUPERVISOR)
         self._life = -1
+        # an actor's process outlives a raylet that is killed, and would keep its own child, which Ray takes for dead
+        die_with(os.getppid())
 
     def where(self) -> dict[str, Any]:
         """`host` is this node's address for others, `machine` what it is, `life` that of the process that runs here, -1 for none."""
