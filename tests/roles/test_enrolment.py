@@ -114,6 +114,16 @@ def test_a_job_ends_well_without_the_servers_that_have_gone() -> None:
     ]
 
 
+def test_a_server_that_comes_when_the_run_ends_is_not_waited_for() -> None:
+    coordinator, _ = begun_with_three_servers(joined=2, workers_come_once=False)
+    effects = [effect for worker in (0, 1) for effect in coordinator.handle(Address("worker", worker), Bye(), 13.0)]
+    for server in (0, 1):
+        effects += coordinator.handle(Address("server", server), Finished(0), 14.0)
+    assert not any(isinstance(effect, End) for effect in effects)
+    assert halted(coordinator.handle(Address("server", 2), ServerHello(2, 9, "host"), 15.0)) == [Address("server", 1), Address("server", 2)]
+    assert any(isinstance(effect, End) for effect in coordinator.left(Address("server", 2), "its connection ended", 16.0))
+
+
 def test_a_run_that_is_cut_short_books_the_epoch_that_was_open() -> None:
     desk = Desk("sync", 2, num_batches=10, samples=4)
     desk.coordinator.job.end(130, "interrupted")

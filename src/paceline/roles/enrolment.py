@@ -199,10 +199,14 @@ class Enrolment:
         self._release()
 
     def _release(self) -> None:
-        """Let the servers go that hold no shard, once every worker has its own: one that still joins connects to all."""
+        """Let the servers go that hold no shard, once every worker has its own: one that still joins connects to all.
+
+        Whoever comes when the run ends goes as well: it was not there to be asked to finish.
+        """
         job = self.job
-        is_complete = len(self._attached | self._missed) >= job.settings.num_workers
-        if self.forming is not Forming.BEGUN or not is_complete or not job.settings.workers_come_once:
+        have_all = job.settings.workers_come_once and len(self._attached | self._missed) >= job.settings.num_workers
+        is_over = job.said_bye and not job.members.workers
+        if self.forming is not Forming.BEGUN or not (have_all or is_over):
             return
         for server in job.all_servers[len(job.servers) :]:
             if server.id in self._servers:
