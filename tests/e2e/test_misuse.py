@@ -73,6 +73,7 @@ def test_ten_gradients_in_a_row_that_are_not_finite_end_the_run(tmp_path: Path) 
     assert {event["reason"] for event in refusals} == {"not finite"}
 
 
+@pytest.mark.slow  # by the roles alone: tests/roles/test_members.py
 def test_one_bad_batch_is_skipped_counted_and_named(tmp_path: Path) -> None:
     path = script(tmp_path, backward="(loss * (float('nan') if 7.0 in x else 1.0)).backward()")
     path.write_text(
@@ -85,7 +86,7 @@ def test_one_bad_batch_is_skipped_counted_and_named(tmp_path: Path) -> None:
 
 
 def test_more_workers_than_samples_is_fine(tmp_path: Path) -> None:
-    done = run_quickly(script(tmp_path, num_samples=2, batch_size=1, epochs=2), tmp_path / "run", workers=4)
+    done = run_quickly(script(tmp_path, num_samples=2, batch_size=1, epochs=2), tmp_path / "run", workers=3)
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["ledger"]["once"] == 4
 
@@ -108,6 +109,7 @@ def test_datasets_of_different_sizes_are_named(tmp_path: Path, other: int) -> No
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow  # by the session alone: tests/session/test_session_joined.py
 def test_a_worker_that_writes_a_parameter_is_told_which(tmp_path: Path) -> None:
     done = run_quickly(script(tmp_path, backward="loss.backward(); model.weight.data = model.weight.data + 1"), tmp_path / "run")
     assert done.returncode == 1

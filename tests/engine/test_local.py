@@ -90,6 +90,7 @@ def test_sys_exit_with_a_code_is_a_failure(watch: Watch) -> None:
     assert "Traceback" not in run.printed()
 
 
+@pytest.mark.slow  # without processes: tests/engine/test_local_parts.py
 def test_a_syntax_error_is_shown_where_it_is(watch: Watch) -> None:
     run = watch("x = = 1\n")
     assert run.code() == 1

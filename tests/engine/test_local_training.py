@@ -62,7 +62,7 @@ def test_a_loop_that_is_left_open_at_the_end_prints_nothing(watch: Watch) -> Non
     assert "Traceback" not in run.printed()
 
 
-@pytest.mark.parametrize("pace", ["sync", "async"])
+@pytest.mark.parametrize("pace", ["sync", pytest.param("async", marks=pytest.mark.slow)])
 def test_a_run_to_its_end_leaves_everything_in_its_directory(watch: Watch, pace: str) -> None:
     run = watch(script(epochs=3, before_step="pass"), pace=pace, servers=2)
     assert run.code() == 0
@@ -96,7 +96,8 @@ def test_a_run_to_its_end_leaves_everything_in_its_directory(watch: Watch, pace:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("pace", ["sync", pytest.param("async", marks=pytest.mark.slow)])
+@pytest.mark.slow  # one that is interrupted alone leaves in the same way, and tests/e2e/test_samples.py kills in every pace
+@pytest.mark.parametrize("pace", ["sync", "async"])
 def test_the_others_go_on_without_a_killed_worker(watch: Watch, pace: str) -> None:
     run = in_training(watch, script(epochs=8), pace=pace, workers=3)
     run.kill("worker_main worker 2")

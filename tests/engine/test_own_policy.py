@@ -73,7 +73,7 @@ def decisions(run: Watched) -> list[dict[str, object]]:
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
-@pytest.mark.parametrize("chosen_by", ["command line", "script"])
+@pytest.mark.parametrize("chosen_by", ["script", pytest.param("command line", marks=pytest.mark.slow)])
 def test_a_policy_that_flaps_is_obeyed_and_loses_nothing(chosen_by: str, watch: Watch, policies: Path) -> None:
     pace = f"hybrid:{policies}:flaps"
     run = watch(script(init=f"pace={pace!r}"), pace=None) if chosen_by == "script" else watch(script(), pace=pace)

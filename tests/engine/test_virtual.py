@@ -104,7 +104,7 @@ for epoch in run.epochs(3):
 """
 
 
-@pytest.mark.parametrize("text", [script(), EVERYTHING], ids=["a loop", "everything that scripts use"])
+@pytest.mark.parametrize("text", [pytest.param(script(), id="a loop", marks=pytest.mark.slow), pytest.param(EVERYTHING, id="everything")])
 def test_a_sync_run_has_the_parameters_of_the_local_engine(text: str, tmp_path: Path) -> None:
     run = play(tmp_path, text, pace="sync", workers=2, leases="static")
     local = paceline_run(tmp_path / "train.py", out=tmp_path / "local", pace="sync", workers=2, leases="static", servers=1)

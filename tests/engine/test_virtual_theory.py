@@ -88,7 +88,7 @@ def test_a_step_that_cannot_be_interrupted_makes_ksync_slower(k: int) -> None:
 # The first paper again, fig. 3: without a smaller learning rate staleness ruins the training, with it it costs nothing.
 @pytest.mark.timeout(120)
 def test_softsync_as_it_is_typed_learns_with_as_many_parts_as_workers(tmp_path: Path) -> None:
-    trial = Trial(ROOT / "examples" / "digits.py", theory.CLUSTERS["normal"], f"softsync:{LEARNERS}", 0, ("--epochs", "4"))
+    trial = Trial(ROOT / "examples" / "digits.py", theory.CLUSTERS["normal"], f"softsync:{LEARNERS}", 0, ("--epochs", "2"))
     assert summary_of(trial, tmp_path / "run")["final"]["error"] < 0.15
 
 

@@ -11,8 +11,8 @@ from randomworlds import play
 CHUNK = 125
 
 
-@pytest.mark.parametrize("first", range(0, 2000, CHUNK))
-def test_the_laws_hold_in_two_thousand_random_worlds(first):
+@pytest.mark.parametrize("first", range(0, 1000, CHUNK))
+def test_the_laws_hold_in_a_thousand_random_worlds(first):
     for seed in range(first, first + CHUNK):
         play(seed)
 
@@ -25,7 +25,7 @@ def test_the_laws_hold_in_worlds_that_hypothesis_picks(seed):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("first", range(100_000, 120_000, 1000))
+@pytest.mark.parametrize("first", [1000, *range(100_000, 120_000, 1000)])
 def test_the_laws_hold_in_twenty_thousand_more_worlds(first):
     for seed in range(first, first + 1000):
         play(seed)

@@ -95,6 +95,27 @@ def test_the_same_script_gives_the_same_spec_and_another_rate_does_not():
     assert first_difference(spec_of(model, sgd(model)), spec_of(other, sgd(other, lr=0.2))) == "the optimizer's settings"
 
 
+def renamed() -> nn.Module:
+    model = nn.Module()
+    model.kernel, model.bias = nn.Parameter(torch.zeros(3, 2)), nn.Parameter(torch.zeros(3))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("other", "optimizer", "told"),
+    [
+        (renamed, torch.optim.SGD, "parameter weight [3, 2] float32 (group 0) against kernel [3, 2] float32 (group 0)"),
+        (lambda: nn.Linear(2, 4), torch.optim.SGD, "parameter weight [3, 2] float32 (group 0) against weight [4, 2] float32 (group 0)"),
+        (lambda: nn.Linear(2, 3).bfloat16(), torch.optim.SGD, "weight [3, 2] float32 (group 0) against weight [3, 2] bfloat16 (group 0)"),
+        (lambda: nn.Linear(2, 3, bias=False), torch.optim.SGD, "2 parameters against 1"),
+        (lambda: nn.Linear(2, 3), torch.optim.Adagrad, "optimizer torch.optim.sgd:SGD against torch.optim.adagrad:Adagrad"),
+    ],
+)
+def test_names_shapes_dtypes_and_the_optimizer_tell_models_apart(other, optimizer, told):
+    model, theirs = nn.Linear(2, 3), other()
+    assert told in first_difference(spec_of(model, sgd(model)), spec_of(theirs, optimizer(theirs.parameters(), lr=0.1)))
+
+
 class WithFunction(torch.optim.SGD):
     def __init__(self, params):
         super().__init__(params, lr=0.1)
