@@ -150,7 +150,7 @@ def test_the_reason_of_a_loss_counts_more_than_the_loss(peers: Peers, lost: str)
 
 @pytest.mark.parametrize("how", ["receiving", "sending"])
 def test_a_server_that_ended_without_the_coordinator_is_not_named_alone(peers: Peers, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link_module, "REASON_S", 5.0)
+    monkeypatch.setattr(link_module, "REASON_S", 10.0)
     if how == "sending":
         peers.server.close()
     else:

@@ -27,8 +27,8 @@ T = TypeVar("T")
 
 COORDINATOR_PATIENCES = 12
 """The coordinator judges who is late, so a worker waits longer for it than it waits for anybody."""
-REASON_S = 2.0
-"""How long the reason of a peer's end (a Halt) may take after that end."""
+REASON_S = 5.0
+"""How long the reason of a peer's end, a Halt or that the coordinator is gone, may take after that end: two heartbeats and more."""
 
 
 class Shared(NamedTuple):

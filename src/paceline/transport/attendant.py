@@ -23,6 +23,8 @@ from paceline.transport.stream import Line, Outgoing, Stream
 from paceline.transport.wire import Kind
 
 _PROGRESS = struct.Struct("<Q")
+MOST_INTERVAL_S = 2.0
+"""Heartbeats are no further apart, so all who lose a peer by its silence do so within about that time, however long that may be."""
 
 
 class Attendant(Thread):
@@ -33,7 +35,7 @@ class Attendant(Thread):
         self.reception: Reception | None = None
         self.epoll = select.epoll()
         self._silence_s = silence_s
-        self._interval_s = silence_s / 8
+        self._interval_s = min(silence_s / 8, MOST_INTERVAL_S)
         self._progress = progress
         self._generation = generation
         self._listener: socket.socket | None = None
