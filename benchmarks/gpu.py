@@ -31,10 +31,11 @@ TIMEOUT_S = 600.0
 Check = Callable[[argparse.Namespace], str]
 
 
-def train(args: argparse.Namespace, pace: str) -> float:
+def train(args: argparse.Namespace, pace: str, server_device: str) -> float:
     """The example under `paceline run`; its accuracy. Raises RuntimeError when it does not end well."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "paceline", "run", "--workers", "2", "--pace", pace, "--out", f"{folder}/run"]
+        command += ["--server-device", server_device]
         command += [str(EXAMPLES / "mnist.py"), "--device", args.device, "--epochs", str(args.epochs)]
         done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
         if done.returncode:
@@ -69,9 +70,9 @@ def parity(args: argparse.Namespace) -> str:
     return f"{far:.1e} of a parameter's norm away at most"
 
 
-def learns(args: argparse.Namespace, pace: str) -> str:
+def learns(args: argparse.Namespace, pace: str, server_device: str = "cpu") -> str:
     """The example, two workers on the device (on one each where there are two)."""
-    accuracy = train(args, pace)
+    accuracy = train(args, pace, server_device)
     if not accuracy >= args.accuracy:
         raise RuntimeError(f"the accuracy is {accuracy:.3f}, it should be {args.accuracy:g} at least")
     return f"accuracy {accuracy:.3f}"
@@ -83,6 +84,7 @@ CHECKS: dict[str, Check] = {
     "lockstep is plain PyTorch": parity,
     "async learns": lambda args: learns(args, "async"),
     "hybrid learns": lambda args: learns(args, "hybrid"),
+    "hybrid learns with servers on the device": lambda args: learns(args, "hybrid", args.device),
 }
 
 

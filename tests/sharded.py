@@ -2,10 +2,11 @@
 
 import copy
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import msgspec
 import torch
-from torch import Tensor, nn
+from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 
 from paceline.logic.partition import arena_map, layout_of, parameter_arena_bytes
@@ -35,6 +36,34 @@ class Matrix(Optimizer):
                 momentum = state.setdefault("momentum", torch.zeros_like(parameter))
                 momentum.mul_(group["momentum"]).add_(parameter.grad.div_(rows.norm() + 1e-3))
                 parameter.sub_(momentum, alpha=group["lr"])
+
+
+OPTIMIZERS = {
+    "sgd": partial(optim.SGD, lr=0.05, momentum=0.9, nesterov=True, weight_decay=1e-3),
+    "plain sgd": partial(optim.SGD, lr=0.1),
+    "adam": partial(optim.Adam, lr=1e-2, weight_decay=1e-3),
+    "adamw": partial(optim.AdamW, lr=1e-2, weight_decay=0.1),
+    "amsgrad": partial(optim.AdamW, lr=1e-2, amsgrad=True),
+    "adadelta": partial(optim.Adadelta, lr=1.0),
+    "adagrad": partial(optim.Adagrad, lr=0.05, initial_accumulator_value=0.1),
+    "rmsprop": partial(optim.RMSprop, lr=1e-3, momentum=0.9, centered=True),
+    "nadam": partial(optim.NAdam, lr=1e-2),
+    "radam": partial(optim.RAdam, lr=1e-2),
+    "adamax": partial(optim.Adamax, lr=1e-2),
+    "asgd": partial(optim.ASGD, lr=0.05),
+    "adafactor": partial(optim.Adafactor, lr=1e-2),
+    "matrix": Matrix,
+}
+
+
+def mlp() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(20, 33), nn.Tanh(), nn.Linear(33, 5))
+
+
+def groups_of(model: nn.Module) -> list[dict]:
+    matrices = [p for p in model.parameters() if p.dim() > 1]
+    return [{"params": matrices}, {"params": [p for p in model.parameters() if p.dim() == 1], "lr": 0.02}]
 
 
 class Job:

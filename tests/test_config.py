@@ -153,6 +153,11 @@ def test_a_duration_has_a_unit_or_is_seconds(value: object, seconds: float) -> N
         ({"pace": "hybrid:adasync:3"}, "--pace: pace 'hybrid:adasync:3' begins with 3 workers, with 2 it must be 1 to 2"),
         ({"shares": "fair"}, "--shares: 'fair' is not allowed, it must be even or speed"),
         ({"shares": "speed", "leases": "static"}, "--shares: speed is not allowed with leases static"),
+        ({"server_device": "gpu 1"}, "--server-device: 'gpu 1' is not allowed, it must be cpu or a device as torch names it: cuda, cuda:1"),
+        (
+            {"server_device": "cuda", "engine": "virtual"},
+            "--server-device: 'cuda' is not allowed with the engine virtual, whose servers stay on the cpu",
+        ),
         ({"lr_rule": "cubic"}, "--lr-rule: 'cubic' is not allowed, it must be linear or sqrt or none"),
         ({"lr_rule": "linear", "pace": "async"}, "--lr-rule: pace 'async' weighs gradients by staleness"),
         ({"patience": "soon"}, "--patience: 'soon' is not a duration, write it as 60s, 2m, 500ms or 1h"),
@@ -290,7 +295,7 @@ def test_explain_has_a_row_for_every_setting_with_its_origin() -> None:
     assert ("workers", "2", DEFAULT) in rows
     assert [row[0] for row in rows] == [
         *("workers", "servers", "pace", "leases", "batch", "shares", "lr_rule", "out", "seed", "slow", "compute", "patience"),
-        *("engine", "route", "cluster", "gradients", "min_workers", "max_workers", "address", "config"),
+        *("engine", "route", "server_device", "cluster", "gradients", "min_workers", "max_workers", "address", "config"),
     ]
 
 

@@ -56,6 +56,7 @@ _DEFAULTS: dict[str, object] = {
     "patience": "60s",
     "engine": "local",
     "route": "auto",
+    "server_device": "cpu",
     "gradients": "yes",
 }
 

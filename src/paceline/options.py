@@ -52,6 +52,10 @@ class Options:
         str | None,
         _option(_HOW, "ROUTE", "How sync updates are made: by servers, collective (workers sum among themselves), or auto. Default: auto."),
     ] = None
+    server_device: Annotated[
+        str | None,
+        _option(_HOW, "DEVICE", "Where servers step the optimizer: cpu, cuda (one device after the other) or cuda:1. Default: cpu."),
+    ] = None
     slow: Annotated[
         tuple[str, ...],
         _option(_TRY, "W=FACTOR", "Slow worker W down, or only in a share of the run: 1=4 or 1=4@0.33-0.66. May be repeated."),

@@ -53,6 +53,7 @@ class Slow(msgspec.Struct, frozen=True):
 class Settings(msgspec.Struct, frozen=True):
     """What a run is told. `compute` names a file of recorded step times; `lr_rule` None follows the optimizer's class.
 
+    `server_device` is where servers step the optimizer, as torch names devices.
     `cluster` is what the virtual engine pretends to be, which without `gradients` only counts. `min_workers` and
     `max_workers` bound an elastic run, `address` is its Ray cluster's.
     """
@@ -71,6 +72,7 @@ class Settings(msgspec.Struct, frozen=True):
     patience_s: float
     engine: Engine
     route: Route
+    server_device: str
     cluster: str | None
     gradients: bool
     min_workers: int | None = None
@@ -204,6 +206,13 @@ def slow_list(value: object) -> tuple[Slow, ...]:
     return slows
 
 
+def device_name(value: object) -> str:
+    """A device as torch names it; whether it is there is for the servers to see."""
+    if not isinstance(value, str) or re.fullmatch(r"[a-z]{1,16}(?::[0-9]{1,3})?", value) is None:
+        raise ConfigError(f"{value!r} is not allowed, it must be cpu or a device as torch names it: cuda, cuda:1")
+    return value
+
+
 def recorded(value: object) -> str:
     """The file that `recorded:FILE` names."""
     kind, _, path = str(value).partition(":")
@@ -237,6 +246,7 @@ FIELDS: dict[str, Field] = {
     "patience": Field("patience_s", patience_s, lambda seconds: f"{_plain(seconds)}s"),
     "engine": Field("engine", lambda value: choice(value, get_args(Engine))),
     "route": Field("route", lambda value: choice(value, get_args(Route))),
+    "server_device": Field("server_device", device_name),
     "cluster": Field("cluster", path_text),
     "gradients": Field("gradients", lambda value: choice(value, _YES_OR_NO) == "yes", lambda value: _YES_OR_NO[not value]),
     "min_workers": Field("min_workers", lambda value: whole(value, least=1, most=MOST_PROCESSES)),
@@ -267,6 +277,9 @@ def check_together(settings: Settings) -> tuple[str, ConfigError] | None:
     if settings.engine == "virtual" and settings.route == "collective":
         why = "collective is not allowed with the engine virtual, whose workers share one process and pretend their network"
         return "route", ConfigError(f"{why}; leave the route out, or name servers")
+    if settings.engine in ("virtual", "ray") and settings.server_device != "cpu":
+        why = f"{settings.server_device!r} is not allowed with the engine {settings.engine}, whose servers stay on the cpu"
+        return "server_device", ConfigError(f"{why}; it needs engine local or torchrun")
     for slow in settings.slow:
         if slow.worker >= settings.most_workers:
             return "slow", ConfigError(

@@ -50,6 +50,13 @@ def run_quickly(path: Path, out: Path, **options: object) -> subprocess.Complete
     return done
 
 
+def test_a_device_that_servers_do_not_have_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    done = run_quickly(script(tmp_path), tmp_path / "run", server_device="xpu:99")
+    assert done.returncode == 2
+    assert "server 0: --server-device xpu:99 is not on this machine; allowed here: cpu" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_step_without_gradients_is_refused_with_a_sentence(tmp_path: Path) -> None:
     done = run_quickly(script(tmp_path, backward="pass"), tmp_path / "run")
     assert done.returncode == 1

@@ -7,32 +7,11 @@ import torch
 from torch import nn, optim
 from torch.nn.functional import cross_entropy
 
-from sharded import Job, Matrix, hyper_of
+from sharded import OPTIMIZERS, Job, groups_of, hyper_of, mlp
 
 torch.set_num_threads(1)
 
-OPTIMIZERS = {
-    "sgd": partial(optim.SGD, lr=0.05, momentum=0.9, nesterov=True, weight_decay=1e-3),
-    "plain sgd": partial(optim.SGD, lr=0.1),
-    "adam": partial(optim.Adam, lr=1e-2, weight_decay=1e-3),
-    "adamw": partial(optim.AdamW, lr=1e-2, weight_decay=0.1),
-    "amsgrad": partial(optim.AdamW, lr=1e-2, amsgrad=True),
-    "adadelta": partial(optim.Adadelta, lr=1.0),
-    "adagrad": partial(optim.Adagrad, lr=0.05, initial_accumulator_value=0.1),
-    "rmsprop": partial(optim.RMSprop, lr=1e-3, momentum=0.9, centered=True),
-    "nadam": partial(optim.NAdam, lr=1e-2),
-    "radam": partial(optim.RAdam, lr=1e-2),
-    "adamax": partial(optim.Adamax, lr=1e-2),
-    "asgd": partial(optim.ASGD, lr=0.05),
-    "adafactor": partial(optim.Adafactor, lr=1e-2),
-    "matrix": Matrix,
-}
 FUSED = {"sgd", "plain sgd", "adam", "adamw", "amsgrad", "adagrad"}
-
-
-def mlp() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(20, 33), nn.Tanh(), nn.Linear(33, 5))
 
 
 def cnn() -> nn.Module:
@@ -48,11 +27,6 @@ def batches(model: nn.Module, count: int = 20, size: int = 24) -> list[tuple[tor
 
 def loss_on(x: torch.Tensor, y: torch.Tensor):
     return lambda model: cross_entropy(model(x), y)
-
-
-def groups_of(model: nn.Module) -> list[dict]:
-    matrices = [p for p in model.parameters() if p.dim() > 1]
-    return [{"params": matrices}, {"params": [p for p in model.parameters() if p.dim() == 1], "lr": 0.02}]
 
 
 def train(job: Job, model: nn.Module, optimizer: optim.Optimizer, *, num_workers: int, count: int = 20, **settings) -> None:

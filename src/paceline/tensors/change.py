@@ -19,11 +19,16 @@ class Change:
         self._held = self._scratch = torch.empty(0)
         self._start = 0
 
+    @property
+    def device(self) -> torch.device:
+        """Where all this happens."""
+        return self._memory.device
+
     def hold(self, window: Window) -> None:
         """`window` is about to be stepped."""
         if not self._scratch.numel():
-            self._held = torch.empty(max(one.stop - one.start for one in self._windows), dtype=torch.uint8)
-            self._scratch = torch.empty(PIECE_ELEMENTS)
+            self._held = torch.empty(max(one.stop - one.start for one in self._windows), dtype=torch.uint8, device=self.device)
+            self._scratch = torch.empty(PIECE_ELEMENTS, device=self.device)
         self._start = window.start
         self._held[: window.stop - window.start].copy_(self._memory[window.start : window.stop])
 

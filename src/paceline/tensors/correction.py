@@ -22,18 +22,29 @@ LENGTHS_RENEWED = 0.01
 """The mean length of an update looks back about 100 updates that moved the element."""
 
 
+class Elements(NamedTuple):
+    """How many elements a shard has, and where."""
+
+    number: int
+    device: torch.device
+
+    def room(self) -> Tensor:
+        """Memory for a piece of them."""
+        return torch.empty(PIECE_ELEMENTS, device=self.device)
+
+
 class Memory:
     """Numbers that a rule remembers, one for each element of the shard and for each owner; zeros at first."""
 
-    def __init__(self, num_elements: int) -> None:
-        self._num_elements = num_elements
+    def __init__(self, elements: Elements) -> None:
+        self._elements = elements
         self._numbers: dict[tuple[int, int], Tensor] = {}
 
     def of(self, piece: Piece, owner: tuple[int, int] = (-1, 0)) -> Tensor:
         """Those of a piece; without a worker for an owner, the shard's."""
         numbers = self._numbers.get(owner)
         if numbers is None:
-            numbers = self._numbers[owner] = torch.zeros(self._num_elements)
+            numbers = self._numbers[owner] = torch.zeros(self._elements.number, device=self._elements.device)
         return numbers[piece.first : piece.first + piece.num_elements]
 
     def drop(self, worker: int, incarnation: int) -> None:
@@ -59,10 +70,10 @@ class Rule:
     sees_fresh: ClassVar[bool] = False
     sees_steps: ClassVar[bool] = False
 
-    def __init__(self, strength: float, num_elements: int) -> None:
+    def __init__(self, strength: float, elements: Elements) -> None:
         self.strength = strength
-        self.memory = Memory(num_elements)
-        self.room = torch.empty(PIECE_ELEMENTS)
+        self.memory = Memory(elements)
+        self.room = elements.room()
 
     def correct(self, one: Overtaken) -> None:
         """Rewrite the piece of a gradient; `moved` may be written too."""
@@ -104,9 +115,9 @@ class GapAware(Rule):
 
     sees_steps = True
 
-    def __init__(self, strength: float, num_elements: int) -> None:
-        super().__init__(strength, num_elements)
-        self.masks = torch.empty(PIECE_ELEMENTS)
+    def __init__(self, strength: float, elements: Elements) -> None:
+        super().__init__(strength, elements)
+        self.masks = elements.room()
 
     def correct(self, one: Overtaken) -> None:
         """Divide."""
@@ -135,9 +146,9 @@ class GapAwareSteps(GapAware):
 
     sees_fresh = True
 
-    def __init__(self, strength: float, num_elements: int) -> None:
-        super().__init__(strength, num_elements)
-        self.shares = Memory(num_elements)
+    def __init__(self, strength: float, elements: Elements) -> None:
+        super().__init__(strength, elements)
+        self.shares = Memory(elements)
         self.finish()
 
     def correct(self, one: Overtaken) -> None:
@@ -166,7 +177,7 @@ RULES: dict[str, type[Rule]] = {"none": Rule, "dc": Compensate, "dca": Compensat
 """By the pace's word; `bound` is one number for all shards, which the coordinator computes."""
 
 
-def rule_of(correction: Correction, num_elements: int, *, scales_gradients: bool) -> Rule:
-    """The rule of `correction` for a shard of so many elements."""
+def rule_of(correction: Correction, elements: Elements, *, scales_gradients: bool) -> Rule:
+    """The rule of `correction` for a shard of these elements."""
     rule = GapAwareSteps if correction.rule == "gap" and not scales_gradients else RULES[correction.rule]
-    return rule(correction.strength, num_elements)
+    return rule(correction.strength, elements)

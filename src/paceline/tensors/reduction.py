@@ -34,11 +34,15 @@ class Views:
 
 
 class Source:
-    """A gradient where its worker wrote it: the whole flat one, of which a shard reads its pieces."""
+    """A gradient where its worker wrote it: the whole flat one, of which a shard reads its pieces by their numbers."""
 
     def __init__(self, memory: Tensor, windows: Sequence[Window]) -> None:
         self.pieces = [typed(memory, piece.start, piece.stop, piece.dtype) for window in windows for piece in window.pieces]
         self.views = Views(lambda _, part: typed(memory, *part.run[2:], part.run.dtype))
+
+    def piece(self, number: int) -> Tensor:
+        """A piece, to be read."""
+        return self.pieces[number]
 
 
 class Term(NamedTuple):
@@ -55,15 +59,15 @@ class Reduction:
     With `lend`, a gradient that needs no arithmetic is handed over where its worker wrote it, for reading only.
     """
 
-    def __init__(self, windows: Sequence[Window], *, lend: bool) -> None:
+    def __init__(self, windows: Sequence[Window], device: torch.device, *, lend: bool) -> None:
         pieces = [piece for window in windows for piece in window.pieces]
         largest = max((window.num_elements for window in windows), default=0)
         has_narrow = any(piece.dtype != "float32" for piece in pieces)
         self._windows = windows
         self._lend = lend
-        self._accumulator = torch.empty(sum(piece.num_elements for piece in pieces))
-        self._narrow = torch.empty(largest if has_narrow else 0, dtype=torch.bfloat16)
-        self._wide = torch.empty(PIECE_ELEMENTS if has_narrow else 0)
+        self._accumulator = torch.empty(sum(piece.num_elements for piece in pieces), device=device)
+        self._narrow = torch.empty(largest if has_narrow else 0, dtype=torch.bfloat16, device=device)
+        self._wide = torch.empty(PIECE_ELEMENTS if has_narrow else 0, device=device)
         # An accumulator that holds nothing lends its beginning to one window after the other.
         self._kept = [self._accumulator[p.first : p.first + p.num_elements] for p in pieces]
         self._passing = [self._accumulator[p.first - w.first : p.first - w.first + p.num_elements] for w in windows for p in w.pieces]
@@ -155,7 +159,7 @@ class Reduction:
         if begun and self._scale * factor != 1.0:
             out.mul_(self._scale * factor)
         for source, weight, correct in self._terms:
-            values = self._widened(source.pieces[piece.number])
+            values = self._widened(source.piece(piece.number))
             if correct is not None:
                 values = correct(piece, values)
             if begun:

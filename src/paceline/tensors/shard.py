@@ -1,7 +1,7 @@
 """One server's part of the parameters: sums gradients where workers wrote them, steps the optimizer, copies out.
 
-The parameters are the shared parameter arena itself; the optimizer writes it in place. Nothing here decides
-anything: which gradients, in which order and with which weights is the order's.
+The parameters are the shared parameter arena itself, which the optimizer writes in place; on a device it writes its own and
+shows them there. Nothing here decides anything: which gradients, in which order and with which weights is the order's.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from paceline.tensors.reduction import Reduction, Source, Term
 from paceline.tensors.staleness import Stale
 from paceline.tensors.state import Gathered, Parcel, unpack
 from paceline.tensors.stepper import Stepper
-from paceline.tensors.window import WINDOW_BYTES, Window, cut
+from paceline.tensors.window import Window, cut
+from paceline.tensors.workplace import Workplace
 
 
 class Peer(NamedTuple):
@@ -44,26 +45,38 @@ class Peer(NamedTuple):
 class Shard:
     """Shard `shard` of `num_shards` of a model, over the parameter arena `memory` (uint8), which holds the values already.
 
-    Raises UsageError when the model's optimizer cannot be built here.
+    With a `device` the optimizer works there. Raises UsageError when the model's optimizer cannot be built here.
     """
 
-    def __init__(self, model: ModelSpec, shard: int, num_shards: int, memory: Tensor, *, window_bytes: int = WINDOW_BYTES) -> None:
+    def __init__(
+        self,
+        model: ModelSpec,
+        shard: int,
+        num_shards: int,
+        memory: Tensor,
+        *,
+        device: torch.device | None = None,
+        window_bytes: int | None = None,
+    ) -> None:
         layout = layout_of(model)
         borders = borders_of(layout, num_shards, elementwise=model.elementwise)
         self._layout = layout
         self._start, self._stop = borders[shard], borders[shard + 1]
-        self._memory = check_memory(memory, parameter_arena_bytes(layout)[1], "the parameter arena")
-        self._values = memory[self._start : self._stop]
-        self._windows = cut(layout, memory, (self._start, self._stop), elementwise=model.elementwise, window_bytes=window_bytes)
-        self._stepper = Stepper(model, self._windows, memory) if self._windows else None
-        self._reduction = Reduction(self._windows, lend=self._stepper is not None and self._stepper.only_reads)
+        self._values = check_memory(memory, parameter_arena_bytes(layout)[1], "the parameter arena")[self._start : self._stop]
+        self._place = Workplace(memory, device)
+        own = self._memory = self._place.memory
+        window_bytes = window_bytes or self._place.window_bytes
+        self._windows = cut(layout, own, (self._start, self._stop), elementwise=model.elementwise, window_bytes=window_bytes)
+        self._stepper = Stepper(model, self._windows, own) if self._windows else None
+        lend = not self._place.is_apart and self._stepper is not None and self._stepper.only_reads
+        self._reduction = Reduction(self._windows, own.device, lend=lend)
         self._means = MeanBuffers(layout, memory) if shard == 0 and layout.buffers else None
         self._holds_constants = shard == 0
         self._peers: dict[tuple[int, int], Peer] = {}
         self._suspects: list[Window] = []
-        self._change = Change(self._windows, memory)
+        self._change = Change(self._windows, own)
         self._stale = Stale(self._windows, self._change, scales_gradients=model.scales_gradients)
-        self._kept = Kept(self._windows, self._values, self._start, self._stepper) if self._stepper is not None else None
+        self._kept = Kept(self._windows, own[self._start : self._stop], self._start, self._stepper) if self._stepper is not None else None
         self._ramp = Ramp()
         self.on_window: Callable[[int], None] | None = None
         """Hears, while `apply` works, up to which byte of this shard the update has been made; it may call `follow`."""
@@ -77,10 +90,10 @@ class Shard:
         places = arena_map(self._layout)
         arena = check_memory(memory, places.size_bytes, f"the arena of worker {worker}")
         num_buffers = self._layout.buffer_bytes
-        first, second = (Source(arena[at : at + self._layout.trainable_bytes], self._windows) for at in places.gradients)
+        first, second = (self._source(arena, at) for at in places.gradients)
         self._peers[worker, incarnation] = Peer(
             (first, second),
-            Source(arena[places.parameters :][: self._layout.trainable_bytes], self._windows),
+            self._source(arena, places.parameters),
             (arena[places.buffers[0] :][:num_buffers], arena[places.buffers[1] :][:num_buffers]),
             arena[places.parameters + self._start : places.parameters + self._stop],
             arena[places.mean_buffers :][:num_buffers],
@@ -178,6 +191,7 @@ class Shard:
             self._hand_out(len(self._values) if window is self._windows[-1] else window.stop - self._start)
 
     def _hand_out(self, done: int) -> None:
+        self._place.show(self._start + self._done, self._start + done)
         for place in self._followers.values():
             place[self._done : done].copy_(self._values[self._done : done])
         self._done = done
@@ -186,12 +200,7 @@ class Shard:
 
     def find_non_finite(self) -> str | None:
         """The name of a parameter that is not finite after the last `apply`."""
-        for window in self._suspects:
-            for part in window.parts:
-                for slot in part.slots:
-                    if not _slot_is_finite(self._memory, slot, part.run.start, part.run.stop):
-                        return slot.spec.name
-        return None
+        return next((name for window in self._suspects if (name := window.non_finite(self._memory)) is not None), None)
 
     # --- a change of pace ---------------------------------------------------------------------------------
 
@@ -223,6 +232,7 @@ class Shard:
         self._stale.finish()
         if self._kept is not None:
             self._kept.restore()
+            self._place.show(self._start, self._stop)
         if self._means is not None:
             self._means.restore()
 
@@ -283,6 +293,11 @@ class Shard:
         place = typed(self._memory, low, high, slot.spec.dtype)
         first = (low - slot.start) // place.element_size()
         place.copy_(values.reshape(-1)[first : first + place.numel()])
+        self._place.show(low, high)
+
+    def _source(self, arena: Tensor, start: int) -> Source:
+        """What lies in a worker's arena from `start` on, as the parameters do."""
+        return self._place.source(arena[start : start + self._layout.trainable_bytes], self._windows)
 
     def _term(self, member: Member) -> Term:
         """A member's gradient, corrected if it is stale; to be asked once for each."""
@@ -294,9 +309,3 @@ class Shard:
         if peer is None:
             raise ProtocolError(f"worker {worker} (incarnation {incarnation}) has no arena attached at this shard")
         return peer
-
-
-def _slot_is_finite(memory: Tensor, slot: Slot, start: int, stop: int) -> bool:
-    """Without the padding, which belongs to nobody."""
-    values = typed(memory, max(slot.start, start), min(slot.stop, stop), slot.spec.dtype)
-    return bool(torch.isfinite(values).all())

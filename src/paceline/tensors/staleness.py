@@ -14,9 +14,9 @@ from torch import Tensor
 from paceline.messages import Member
 from paceline.pace import Correction
 from paceline.tensors.change import Change
-from paceline.tensors.correction import Overtaken, rule_of
+from paceline.tensors.correction import Elements, Overtaken, rule_of
 from paceline.tensors.reduction import Source
-from paceline.tensors.window import PIECE_ELEMENTS, Piece, Window
+from paceline.tensors.window import Piece, Window
 
 Correct = Callable[[Piece, Tensor], Tensor]
 
@@ -26,10 +26,10 @@ class Stale:
 
     def __init__(self, windows: Sequence[Window], change: Change, *, scales_gradients: bool) -> None:
         self._pieces = [piece for window in windows for piece in window.pieces]
-        self._num_elements = sum(piece.num_elements for piece in self._pieces)
+        self._elements = Elements(sum(piece.num_elements for piece in self._pieces), change.device)
         self._change, self._scales_gradients = change, scales_gradients
         self._correction = Correction()
-        self._rule = rule_of(self._correction, 0, scales_gradients=scales_gradients)
+        self._rule = rule_of(self._correction, Elements(0, change.device), scales_gradients=scales_gradients)
         self._gradient = self._moved = torch.empty(0)
         self._square = self._weight = 0.0
 
@@ -43,9 +43,9 @@ class Stale:
         if correction == self._correction:
             return
         self._correction = correction
-        self._rule = rule_of(correction, self._num_elements, scales_gradients=self._scales_gradients)
+        self._rule = rule_of(correction, self._elements, scales_gradients=self._scales_gradients)
         if not self._moved.numel():
-            self._gradient, self._moved = torch.empty(PIECE_ELEMENTS), torch.empty(PIECE_ELEMENTS)
+            self._gradient, self._moved = self._elements.room(), self._elements.room()
 
     def correct(self, member: Member, base: Source) -> Correct | None:
         """What rewrites the pieces of a member's gradient, each once; None when it stays as it is. `base` is what was read."""
@@ -81,7 +81,7 @@ class Stale:
         return corrected
 
     def _moved_since(self, base: Source, piece: Piece) -> Tensor:
-        moved, now, then = self._moved[: piece.num_elements], self._change.now(piece), base.pieces[piece.number]
+        moved, now, then = self._moved[: piece.num_elements], self._change.now(piece), base.piece(piece.number)
         return torch.sub(now, then, out=moved) if piece.dtype == "float32" else moved.copy_(now).sub_(then)
 
 

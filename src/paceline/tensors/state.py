@@ -20,6 +20,7 @@ from paceline.errors import ProtocolError, UsageError
 from paceline.logic.partition import Slot, borders_of, layout_of
 from paceline.messages import ModelSpec
 from paceline.tensors.memory import DTYPES
+from paceline.tensors.optimizer import placed
 
 Plain: TypeAlias = bool | int | float | str | None
 States: TypeAlias = dict[int, dict[str, object]]
@@ -99,15 +100,11 @@ def state_of(optimizer: Optimizer) -> States:
 def placed_state(optimizer: Optimizer, state: States) -> States:
     """`state` on the devices where the optimizer itself would have it."""
     groups = [(group, parameter) for group in optimizer.param_groups for parameter in group["params"]]
-    placed: States = {}
+    there: States = {}
     for index, values in state.items():
         group, parameter = groups[index]
-        counts_there = group.get("fused") or group.get("capturable")
-        placed[index] = {
-            key: value.to(parameter.device) if isinstance(value, Tensor) and (key != "step" or counts_there) else value
-            for key, value in values.items()
-        }
-    return placed
+        there[index] = {key: placed(key, value, group, parameter.device) for key, value in values.items()}
+    return there
 
 
 def pack(model: ModelSpec, parameters: dict[int, Tensor] | None, state: States | None, buffers: Sequence[Tensor] = ()) -> bytes:

@@ -19,7 +19,16 @@ from paceline.logic.partition import Slot
 from paceline.messages import ModelSpec
 from paceline.tensors.memory import DTYPES, has_bit
 from paceline.tensors.momentum import BUFFERS, scaled_momentum
-from paceline.tensors.optimizer import SCALARS, Settings, build_optimizer, decode_settings, loaded_scalar, runs_torch_step, update_settings
+from paceline.tensors.optimizer import (
+    SCALARS,
+    Settings,
+    build_optimizer,
+    decode_settings,
+    loaded_scalar,
+    placed,
+    runs_torch_step,
+    update_settings,
+)
 from paceline.tensors.state import States
 from paceline.tensors.window import Part, Window
 
@@ -183,15 +192,16 @@ class Stepper:
 
     def _restored(self, part: Part, states: States) -> dict[str, object]:
         state = states.get(part.slots[0].index, {})
+        group, device = self._groups[part.run.group], part.parameter.device
         if not self._elementwise:
-            return {key: _copy(value) for key, value in state.items()}
+            return {key: placed(key, _copy(value), group, device) for key, value in state.items()}
         return {
-            key: self._joined(part, key, states) if self.is_sliced(key, value) else loaded_scalar(_copy(value))
+            key: self._joined(part, key, states) if self.is_sliced(key, value) else placed(key, loaded_scalar(_copy(value)), group, device)
             for key, value in state.items()
         }
 
     def _joined(self, part: Part, key: str, states: States) -> Tensor:
-        joined = torch.zeros(part.num_elements, dtype=DTYPES[part.run.dtype])
+        joined = torch.zeros(part.num_elements, dtype=DTYPES[part.run.dtype], device=part.parameter.device)
         for slot in part.slots:
             value = states[slot.index][key]
             if not isinstance(value, Tensor) or value.numel() != slot.num_elements:

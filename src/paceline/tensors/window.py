@@ -13,6 +13,7 @@ from itertools import pairwise
 from operator import attrgetter
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -89,6 +90,15 @@ class Window:
     def seems_finite(self) -> bool:
         """False when a value is not finite; also for huge values, and for padding, so a look at each parameter decides."""
         return all(math.isfinite(values.sum()) for values in self.values)
+
+    def non_finite(self, memory: Tensor) -> str | None:
+        """The name of a parameter with a value that is not finite; padding belongs to nobody."""
+        for part in self.parts:
+            for slot in part.slots:
+                values = typed(memory, max(slot.start, part.run.start), min(slot.stop, part.run.stop), slot.spec.dtype)
+                if not bool(torch.isfinite(values).all()):
+                    return slot.spec.name
+        return None
 
     def replace(self, part: Part, by: list[Part]) -> None:
         """Put smaller parts in the place of one."""

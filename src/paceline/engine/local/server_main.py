@@ -23,7 +23,7 @@ def main() -> int:
     torch.set_num_threads(1)
     sys.path.insert(0, str(Path(settings.script).resolve().parent))
     port.listen(listener_of(brief), frozenset(Address("worker", number) for number in range(settings.workers)))
-    process = ServerProcess(port, brief.me)
+    process = ServerProcess(port, brief.me, settings.server_device)
     try:
         port.connect(COORDINATOR, name_of(brief.token, COORDINATOR))
         port.send(COORDINATOR, ServerHello(brief.id, os.getpid(), socket.gethostname()))

@@ -19,6 +19,7 @@ from paceline.ports import Delivery, Port
 from paceline.roles.effects import Effect, End, Send
 from paceline.roles.server import Server
 from paceline.tensors.shard import Shard
+from paceline.tensors.workplace import device_for
 from paceline.transport import memory
 
 MOST_PER_SWEEP = 256
@@ -48,11 +49,11 @@ def opened(message: Message, attachments: tuple[int, ...]) -> tuple[object, ...]
             return attachments
 
 
-def shard_of(serve: Serve, attachments: tuple[object, ...]) -> Shard:
-    """The store of a server: its part of the parameters over what `opened` gave."""
+def shard_of(serve: Serve, attachments: tuple[object, ...], device: torch.device | None = None) -> Shard:
+    """The store of a server: its part of the parameters over what `opened` gave; with a `device` the optimizer works there."""
     arena, *state = attachments
     assert isinstance(arena, torch.Tensor)
-    shard = Shard(serve.model, serve.shard, serve.num_shards, arena)
+    shard = Shard(serve.model, serve.shard, serve.num_shards, arena, device=device)
     for part in state:
         assert isinstance(part, bytes)
         shard.load(part, parameters=False, optimizer=True)
@@ -62,10 +63,11 @@ def shard_of(serve: Serve, attachments: tuple[object, ...]) -> Shard:
 
 
 class ServerProcess:
-    """The loop around the role."""
+    """The loop around the role; `device` is that of `--server-device`."""
 
-    def __init__(self, port: Port, me: Address) -> None:
+    def __init__(self, port: Port, me: Address, device: str = "cpu") -> None:
         self._port = port
+        self._device = device
         self._me = me
         self._role = Server(me.id, self._build)
         self._workers: set[Address] = set()
@@ -126,7 +128,7 @@ class ServerProcess:
         return effect
 
     def _build(self, serve: Serve, attachments: tuple[object, ...]) -> Shard:
-        shard = shard_of(serve, attachments)
+        shard = shard_of(serve, attachments, device_for(self._device, self._me.id))
         gc.freeze()
         return shard
 

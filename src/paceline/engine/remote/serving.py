@@ -16,8 +16,8 @@ from paceline.tensors.shard import Shard
 class RemoteServer(ServerProcess):
     """The loop around the role, with a port that sends tensors."""
 
-    def __init__(self, port: ServerPort, me: Address) -> None:
-        super().__init__(port, me)
+    def __init__(self, port: ServerPort, me: Address, device: str = "cpu") -> None:
+        super().__init__(port, me, device)
         self._tensors = port
 
     def _build(self, serve: Serve, attachments: tuple[object, ...]) -> Shard:

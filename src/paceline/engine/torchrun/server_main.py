@@ -42,7 +42,7 @@ def main() -> int:
     torch.set_num_threads(1)
     sys.path.insert(0, str(Path(settings.script).resolve().parent))
     port = ServerPort(Joint(near, far), brief.id)
-    process = RemoteServer(port, brief.me)
+    process = RemoteServer(port, brief.me, settings.server_device)
     try:
         port.send(COORDINATOR, ServerHello(brief.id, os.getpid(), socket.gethostname()))
         code = process.run().code
