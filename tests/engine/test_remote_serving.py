@@ -17,8 +17,9 @@ from paceline.engine.remote.width import NARROW
 from paceline.engine.remote.worker_port import WorkerPort
 from paceline.errors import PeerLostError
 from paceline.logic.partition import arena_map, layout_of, parameter_arena_bytes
-from paceline.messages import COORDINATOR, Address, Attach, Fold, Hello, Linked, Member, Params, Pull, Ready, Serve, Welcome
+from paceline.messages import COORDINATOR, Address, Attach, Fold, Halt, Hello, Linked, Member, Params, Pull, Ready, Serve, Welcome
 from paceline.pace import parse_pace
+from paceline.roles.effects import End
 from paceline.tensors.shard import Shard
 from paceline.tensors.spec import spec_of
 from paceline.transport import memory
@@ -104,3 +105,26 @@ def test_windows_arrive_while_the_update_is_made_and_are_the_new_ones(when: str,
     finally:
         near.close(flush_s=0.0)
         far.close(flush_s=0.0)
+
+
+def test_who_lost_the_coordinator_is_heard_by_a_worker_before_the_servers_end() -> None:
+    far, near, coordinator = TcpPort(SERVER, Trust()), TcpPort(WORKER, Trust()), TcpPort(COORDINATOR, Trust())
+    server = RemoteServer(ServerPort(far, 0), SERVER)
+    try:
+        endpoint = far.listen("127.0.0.1", 0, {WORKER, COORDINATOR})
+        for port in (near, coordinator):
+            port.connect(SERVER, endpoint, lanes=0)
+        near.send(SERVER, Pull(1, copy=False))
+        server._take(hear(far, Pull))
+        # what the server leaves unread must not cost the worker what it was told
+        near.send(SERVER, Pull(2, copy=False))
+        coordinator.close(flush_s=0.0)
+        assert server.run() == End(4, "server 0 lost the coordinator")
+        far.close()
+        assert hear(near, Halt).message == Halt(4, "server 0 lost the coordinator")
+        end = near.receive(10.0)
+        assert end is not None
+        assert (end.sender, end.message) == (SERVER, None)
+    finally:
+        for port in (near, coordinator, far):
+            port.close(flush_s=0.0)
