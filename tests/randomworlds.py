@@ -103,16 +103,16 @@ def play(seed: int) -> World:
     return play_by(random.Random(seed))
 
 
-def play_by(draw: random.Random) -> World:
-    """Play the world that `draw` chooses."""
+def play_by(draw: random.Random, kind: type[World] = World, law: type[Referee] = Referee) -> World:
+    """Play the world that `draw` chooses, in which things go on as in a `kind`, under the laws of `law`."""
     num_workers = draw.randint(1, 5)
     habits, pace = random_habits(draw, num_workers), random_pace(draw, num_workers)
     policy = Wild(draw, num_workers, judges=draw.random() < 0.5) if draw.random() < 0.6 else None
     hybrid = None if policy is None else Hybrid("hybrid:wild", "goodput", pace)
     num_servers = draw.randint(1, 3)
     settings = JobSettings(num_workers, num_servers, pace, patience_s=PATIENCE_S, hybrid=hybrid, route=random_route(draw))
-    referee = Referee()
-    world = World(settings, draw, lambda process: Trainee(process, habits).main(), observer=referee, policy=policy)
+    referee = law()
+    world = kind(settings, draw, lambda process: Trainee(process, habits).main(), observer=referee, policy=policy)
     referee.world = world
     for worker in range(num_workers):
         if worker == 0 or draw.random() < 0.95:

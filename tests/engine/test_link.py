@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 
@@ -15,7 +16,8 @@ from paceline.messages import COORDINATOR, Address, Attached, Drawn, Halt, Param
 from paceline.pace import parse_pace
 from paceline.roles.effects import Send
 from paceline.roles.talk import Receive, Talk
-from paceline.transport.inproc import Exchange
+from paceline.roles.worker import WorkerRole
+from paceline.transport.faulty import Faults, FaultyExchange
 
 WORKER, SERVER = Address("worker", 1), Address("server", 0)
 
@@ -24,7 +26,7 @@ class Peers:
     """A link, with its coordinator and its server to be played by the test."""
 
     def __init__(self) -> None:
-        self.exchange = exchange = Exchange()
+        self.exchange = exchange = FaultyExchange(0)
         self.coordinator, self.server = exchange.port(COORDINATOR), exchange.port(SERVER)
         resolved = resolve(cores=2, stamp="now", command_line={"workers": 2, "servers": 2})
         self.link = Link(exchange.port(WORKER), Member(1, 0, 2, 2), resolved)
@@ -41,6 +43,11 @@ def peers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Peers]:
     peers = Peers()
     yield peers
     peers.close()
+
+
+def hear() -> Talk[None]:
+    """Take whatever the server says."""
+    yield Receive("say something")
 
 
 def ask(to: Address, why: str = "answer") -> Talk[int]:
@@ -122,6 +129,32 @@ def test_the_coordinator_has_more_time_than_the_servers(peers: Peers, monkeypatc
     monkeypatch.setattr(peers.link, "_patience_s", 0.005)
     with pytest.raises(DeadlineError, match=r"worker 1 waited 0.06 s for coordinator to let this worker go on"):
         peers.link.drive(ask(COORDINATOR, "let this worker go on"))
+
+
+@pytest.mark.parametrize("faults", [Faults(hole=True), Faults(lost=1.0)], ids=["hole", "lost"])
+@pytest.mark.parametrize("way", [(WORKER, SERVER), (SERVER, WORKER)], ids=["out", "in"])
+def test_whoever_is_not_reached_or_not_heard_is_named(
+    peers: Peers, monkeypatch: pytest.MonkeyPatch, faults: Faults, way: tuple[Address, Address]
+) -> None:
+    monkeypatch.setattr(peers.link, "_patience_s", 0.02)
+    peers.exchange.between[way] = faults
+    with pytest.raises(DeadlineError, match=r"worker 1 waited 0.02 s for server 0 to send its parameters"):
+        peers.link.drive(ask(SERVER, "send its parameters"))
+    asked, answered = peers.server.receive(0.0), way == (SERVER, WORKER)
+    assert (asked is not None) == answered
+    peers.server.send(WORKER, Params(7))
+    with pytest.raises(DeadlineError) if answered else nullcontext():
+        peers.link.drive(hear())
+
+
+def test_an_answer_that_comes_late_is_waited_for_and_one_that_comes_twice_is_noticed(peers: Peers) -> None:
+    peers.exchange.between[SERVER, WORKER] = Faults(delay_s=0.02, jitter_s=0.02, doubled=1.0)
+    role = WorkerRole(1, 0, 1)
+    peers.server.send(WORKER, Params(3))
+    peers.link.drive(role.pull())
+    assert role.versions == [3]
+    with pytest.raises(ProtocolError, match="worker 1 got Params from server 0, which it did not wait for"):
+        peers.link.drive(role.lease(0, wait=True))
 
 
 @pytest.mark.parametrize("lost", ["coordinator", "server"])

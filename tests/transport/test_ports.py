@@ -16,6 +16,7 @@ from paceline.messages import COORDINATOR, Address, Begin, Failed, Log, Params, 
 from paceline.ports import Delivery, Port
 from paceline.transport import memory
 from paceline.transport.connection import listener_at
+from paceline.transport.faulty import Faults, FaultyExchange
 from paceline.transport.inproc import Exchange
 from paceline.transport.keys import read_key_file
 from paceline.transport.shm import SocketPort
@@ -29,7 +30,14 @@ Again = Callable[[], Port]
 
 
 def _inproc(stack: ExitStack, _: Path) -> tuple[Opened, Again]:
-    exchange = Exchange()
+    return _within(stack, Exchange())
+
+
+def _delayed(stack: ExitStack, _: Path) -> tuple[Opened, Again]:
+    return _within(stack, FaultyExchange(1, Faults(delay_s=0.001, jitter_s=0.002)))
+
+
+def _within(stack: ExitStack, exchange: Exchange) -> tuple[Opened, Again]:
     coordinator, worker = exchange.port(COORDINATOR), exchange.port(WORKER)
     stack.callback(coordinator.close)
     stack.callback(worker.close)
@@ -89,7 +97,7 @@ def _tls(stack: ExitStack, key: Path) -> tuple[Opened, Again]:
     return _tcp(stack, Trust(read_key_file(key), Wire.TLS))
 
 
-@pytest.fixture(params=[_inproc, _sockets, _plain, _mac, _tls], ids=["inproc", "sockets", "tcp-plain", "tcp-mac", "tcp-tls"])
+@pytest.fixture(params=[_inproc, _delayed, _sockets, _plain, _mac, _tls], ids=lambda make: make.__name__.lstrip("_"))
 def opened(request: pytest.FixtureRequest, key: Path) -> Iterator[tuple[Opened, Again]]:
     make: Callable[[ExitStack, Path], tuple[Opened, Again]] = request.param
     with ExitStack() as stack:

@@ -31,8 +31,11 @@ class Exchange:
                 raise ValueError(f"{me} has a port already")
             for peer in self.ports.values():
                 peer.meet(me)
-            self.ports[me] = port = InprocPort(self, me)
+            self.ports[me] = port = self._new(me)
         return port
+
+    def _new(self, me: Address) -> InprocPort:
+        return InprocPort(self, me)
 
 
 class InprocPort:
@@ -44,6 +47,11 @@ class InprocPort:
         self.inbox: deque[Delivery] = deque()
         self._lost: set[Address] = set()
 
+    @property
+    def num_unread(self) -> int:
+        """How much waits to be received."""
+        return len(self.inbox)
+
     def send(self, to: Address, message: Message, attachments: Sequence[int] = ()) -> None:
         """Put a message into the inbox of `to`; one that does not read is lost, as with sockets."""
         with self._exchange.changed:
@@ -52,11 +60,11 @@ class InprocPort:
                 raise PeerLostError(f"{self.me} cannot send {type(message).__name__} to {to}: it is gone")
             if len(attachments) > MAX_ATTACHMENTS:
                 raise ValueError(f"a message carries at most {MAX_ATTACHMENTS} attachments, got {len(attachments)}")
-            if len(peer.inbox) >= MAX_QUEUED:
+            if peer.num_unread >= MAX_QUEUED:
                 self.part_from(to)
                 peer.part_from(self.me)
                 raise PeerLostError(f"{to} is lost to {self.me}: it left {MAX_QUEUED} messages unread")
-            peer.inbox.append(Delivery(self.me, message, tuple(os.dup(fd) for fd in attachments)))
+            peer.hear(Delivery(self.me, message, tuple(os.dup(fd) for fd in attachments)))
             self._exchange.changed.notify_all()
 
     def receive(self, timeout_s: float) -> Delivery | None:
@@ -91,4 +99,8 @@ class InprocPort:
     def part_from(self, peer: Address) -> None:
         """Hear that the connection with `peer` has ended."""
         self._lost.add(peer)
-        self.inbox.append(Delivery(peer, None))
+        self.hear(Delivery(peer, None))
+
+    def hear(self, delivery: Delivery) -> None:
+        """Take a delivery in."""
+        self.inbox.append(delivery)
