@@ -50,23 +50,32 @@ class Weather(NamedTuple):
 
 
 FAIR = Weather()
+ANYWHERE = Endpoint("127.0.0.1", 0)
 
 
 class Proxy:
-    """Passes every connection to `endpoint` on; others connect to `self.endpoint`.
+    """Passes every connection to `endpoint` on; others connect to `self.endpoint`, which is `at` if that is given.
 
     `outward` is the weather of what those say who connect, `inward` of what they are told; connections are numbered as they come, and only
     those in `spoiled` have any weather, if it is given. `said` is all that the connecting side of each has said.
     """
 
-    def __init__(self, endpoint: Endpoint, *, seed: int = 0, outward: Weather = FAIR, inward: Weather = FAIR) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        *,
+        seed: int = 0,
+        outward: Weather = FAIR,
+        inward: Weather = FAIR,
+        at: Endpoint = ANYWHERE,
+    ) -> None:
         self.seed, self.outward, self.inward = seed, outward, inward
         self.spoiled: set[int] | None = None
         self.said: list[bytearray] = []
         self._behind = endpoint
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=256)
+        self._listener = socket.create_server(at, backlog=256)
         self._listener.setblocking(False)
-        self.endpoint = Endpoint("127.0.0.1", self._listener.getsockname()[1])
+        self.endpoint = Endpoint(at.host, self._listener.getsockname()[1])
         self._open: dict[int, asyncio.Task[None]] = {}
         self._loop = asyncio.new_event_loop()
         self._accepting: asyncio.Task[None] | None = None

@@ -43,7 +43,10 @@ DEFAULT = "default"
 
 _PREFIX = "PACELINE_"
 _ENGINES_OWN = "PACELINE_JOB_"
-HOSTS_OWN = ("PACELINE_HOST", "PACELINE_WIRE", "PACELINE_KEY_FILE", "PACELINE_SAME_HOST", "PACELINE_SILENCE")
+HOSTS_OWN = (
+    *("PACELINE_HOST", "PACELINE_PORT", "PACELINE_ADVERTISE", "PACELINE_SAME_HOST"),
+    *("PACELINE_WIRE", "PACELINE_KEY_FILE", "PACELINE_SILENCE"),
+)
 """How one host reaches the others; these may differ between the hosts of a run, so they are no settings of it."""
 _TABLES = ("run", "origin")
 _DEFAULTS: dict[str, object] = {

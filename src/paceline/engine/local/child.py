@@ -44,7 +44,7 @@ LISTEN_S = 60.0
 class Brief(msgspec.Struct, frozen=True):
     """What a child is told. `listener_fd` is the socket at which it is reached, -1 for a worker.
 
-    Where processes speak over TCP, `host` is the address to listen at, and `coordinator` is where that one listens;
+    Where processes speak over TCP, `host` and `port` (0: any) are where to listen, and `coordinator` is where that one is reached;
     `coordinator_name` is its abstract socket if it is on this machine. `servers` are all of that for each server.
     """
 
@@ -60,6 +60,7 @@ class Brief(msgspec.Struct, frozen=True):
     coordinator: tuple[str, int] | None = None
     coordinator_name: str = ""
     servers: tuple[tuple[str, int, str], ...] = ()
+    port: int = 0
 
     @property
     def me(self) -> Address:

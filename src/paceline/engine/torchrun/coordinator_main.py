@@ -31,7 +31,7 @@ def main() -> int:
     near.listen(listener_of(brief), expected(brief.resolved))
     try:
         far = TcpPort(brief.me, trust_at(brief.host, os.environ), silence_s=silence_of(os.environ))
-        endpoint = far.listen(brief.host, 0, expected(brief.resolved))
+        endpoint = far.listen(brief.host, brief.port, expected(brief.resolved))
     except PacelineError as error:
         near.send(SUPERVISOR, Failed(error.exit_code, str(error)))
         near.close()

@@ -26,7 +26,7 @@ def main() -> int:
     try:
         far = TcpPort(brief.me, trust_at(brief.host, os.environ), silence_s=silence_of(os.environ))
         workers = frozenset(Address("worker", number) for number in range(settings.most_workers))
-        endpoint = far.listen(brief.host, 0, workers)
+        endpoint = far.listen(brief.host, brief.port, workers)
         if not listens_near(brief, near, workers):
             far.connect(COORDINATOR, Endpoint(*brief.coordinator), timeout_s=CONNECT_S)
     except PacelineError as error:
