@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import NamedTuple
@@ -33,6 +33,7 @@ from paceline.messages import (
 from paceline.pace import parse_pace
 from paceline.ports import Delivery
 from paceline.transport import memory
+from paceline.transport.dial import Endpoint
 from paceline.transport.tcp import TcpPort
 from paceline.transport.trust import Trust
 from wired import hear
@@ -75,13 +76,15 @@ def mapped(fd: int) -> memoryview:
 
 
 @contextmanager
-def attached(num_elements: int) -> Iterator[Ends]:
-    """A worker that has attached to a server, which plays the coordinator too."""
+def attached(
+    num_elements: int, trust: Trust | None = None, between: Callable[[Endpoint], Endpoint] = lambda it: it, **limits: float
+) -> Iterator[Ends]:
+    """A worker that has attached to a server, which plays the coordinator too; `between` says where it is reached."""
     model = model_of(num_elements)
     parts = Parts(model, 1)
-    far, near = TcpPort(SERVER, Trust()), TcpPort(WORKER, Trust())
+    far, near = (TcpPort(me, trust or Trust(), **limits) for me in (SERVER, WORKER))
     try:
-        near.connect(SERVER, far.listen("127.0.0.1", 0, {WORKER}), lanes=NARROW)
+        near.connect(SERVER, between(far.listen("127.0.0.1", 0, {WORKER})), lanes=NARROW)
         worker, server = WorkerPort(near, timeout_s=10.0), ServerPort(far, 0)
         worker.send(SERVER, Hello(WORKER.id, 0, 1, "here", model))
         hear(server, Hello)
