@@ -1,8 +1,8 @@
-"""Fuzzes what decodes bytes from a network: `fuzz_wire.py fuzz TARGET CORPUS [libFuzzer options]`.
+"""Fuzzes what decodes bytes from a network: `fuzz_wire.py fuzz TARGET FOUND [libFuzzer options]`.
 
-The corpus begins with a valid input of every kind. Seals, digests and proofs are repaired after each mutation, so that the
-fuzzer gets past them to what lies behind. Anything but our typed errors ends the run with a traceback.
-`cover TARGET CORPUS` replays a corpus and prints which lines of the decoders it reached.
+It begins with the stored corpus, a valid input of every kind, and keeps in the folder FOUND what reaches more. Lengths, seals, digests and
+proofs are repaired after each mutation, so that the fuzzer gets past them to what lies behind. Anything but our typed errors
+ends the run with a traceback. `cover TARGET FOUND` replays all of it and prints which lines of the decoders it reaches.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ with atheris.instrument_imports(include=["paceline"]):
     from paceline.transport import connection, handshake, luggage, piece, wire
 
 from paceline.errors import ProtocolError
-from paceline.pace import Pace, parse_pace
 
-KEY = b"k" * 32
-ME, THEM = messages.Address("worker", 3), messages.Address("server", 1)
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from corpus import ACCEPTS, CONNECTS, KEY, NONCE, STORED
+
 FIELDS = struct.Struct("<4sBBHQQQ16s")
 
 
@@ -42,6 +42,7 @@ def sealed(data: bytes) -> Iterator[bytes]:
         place += wire.HEADER_BYTES
         payload = data[place : place + length]
         place += len(payload)
+        length = length if wrong[0] & 32 else len(payload)
         magic = magic if wrong[0] & 1 else wire.MAGIC
         version = version if wrong[0] & 2 else wire.VERSION
         sequence = sequence if wrong[0] & 4 else number
@@ -70,19 +71,6 @@ def frames(data: bytes) -> None:
         bags.drop()
 
 
-def frame_seeds() -> Iterator[bytes]:
-    """A frame of each kind, and an attachment with its message."""
-    payloads = {wire.Kind.MEMORY: struct.pack("<Q", 3), wire.Kind.AGAIN: b"\0", wire.Kind.PART: b"abc"}
-    for kind in wire.Kind:
-        payload = payloads.get(kind, b"")
-        yield b"\0" + wire.FrameWriter(wire.Checksum()).header(kind, 1, payload) + payload
-    writer = wire.FrameWriter(wire.Checksum())
-    order = (wire.Kind.MEMORY, wire.Kind.PART, wire.Kind.AGAIN, wire.Kind.MESSAGE)
-    empty = struct.pack("<Q", 0)
-    yield b"\0" + wire.FrameWriter(wire.Checksum()).header(wire.Kind.MEMORY, 2, empty) + empty
-    yield b"\0" + b"".join(writer.header(kind, 2, payloads.get(kind, b"")) + payloads.get(kind, b"") for kind in order)
-
-
 # --- messages -----------------------------------------------------------------------------------------------------
 
 
@@ -94,28 +82,6 @@ def decoded(data: bytes) -> None:
         return
     again = messages.encode(message)
     assert messages.encode(messages.decode(again)) == again
-
-
-def example(kind: object) -> object:
-    """A value of an annotated type."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if kind is Pace:
-        return parse_pace("sync")
-    if origin in (types.UnionType, typing.Union):
-        return example(arguments[0])
-    if origin is tuple:
-        return tuple(example(argument) for argument in arguments if argument is not Ellipsis)
-    if origin is dict:
-        return {example(arguments[0]): example(arguments[1])}
-    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-        return kind(**{name: example(hint) for name, hint in typing.get_type_hints(kind).items() if name in kind.__struct_fields__})
-    return {int: 3, float: 0.5, str: "a", bool: True, bytes: b"\x01", types.NoneType: None}[typing.cast("type", kind)]
-
-
-def message_seeds() -> Iterator[bytes]:
-    """A message of each class."""
-    for kind in typing.get_args(messages.AnyMessage):
-        yield messages.encode(typing.cast("messages.Message", example(kind)))
 
 
 # --- handshakes -----------------------------------------------------------------------------------------------------
@@ -132,10 +98,9 @@ def shaken(data: bytes) -> None:
     opening, body, repaired = data[1:41].ljust(40, b"\0"), data[41:], data[0] & 1
     if data[0] & 2:
         opening = b"PLNh\x01" + (b"\x01" if data[0] & 4 else b"\0") + b"\0\0" + opening[8:]
-    me = handshake.Identity(ME, handshake.Lane.CONTROL, generation=1)
     ends: list[tuple[handshake.Talk, int]] = [
-        (handshake.connects(me, THEM, wire=wire.Wire.MAC, key=KEY, nonce=bytes(32)), handshake.VERDICT_BYTES),
-        (handshake.accepts(_admit, wire=wire.Wire.MAC, key=KEY, nonce=bytes(32)), handshake.INTRODUCTION_BYTES),
+        (handshake.connects(CONNECTS, ACCEPTS.address, wire=wire.Wire.MAC, key=KEY, nonce=NONCE), handshake.VERDICT_BYTES),
+        (handshake.accepts(_admit, wire=wire.Wire.MAC, key=KEY, nonce=NONCE), handshake.INTRODUCTION_BYTES),
     ]
     for end, (talk, size) in enumerate(ends):
         said = body[: size - 32].ljust(size - 32, b"\0")
@@ -153,17 +118,7 @@ def shaken(data: bytes) -> None:
 
 def _admit(who: handshake.Identity, wanted: messages.Address) -> tuple[handshake.Refusal, handshake.Identity]:
     assert who.number < handshake.MAX_LANES
-    return handshake.Refusal.NONE if wanted == THEM else handshake.Refusal.ELSEWHERE, handshake.Identity(THEM, who.lane)
-
-
-def handshake_seeds() -> Iterator[bytes]:
-    """What each end hears when all is well, with and without the proof."""
-    heard = struct.pack("<BBBBIQQ", 1, 0, 0, 0, 3, 0, 0) + struct.pack("<B3xI", 2, 1)
-    for flags in range(8):
-        yield bytes([flags]) + b"PLNh\x01\x01" + bytes(34) + heard
-        for generation in (0, 1):
-            answer = struct.pack("<BBBBIQQ", 2, 0, 0, 0, 1, 0, generation)
-            yield bytes([flags]) + b"PLNh\x01\x00" + bytes(34) + answer
+    return handshake.Refusal.NONE if wanted == ACCEPTS.address else handshake.Refusal.ELSEWHERE, ACCEPTS._replace(lane=who.lane)
 
 
 # --- tensor headers ---------------------------------------------------------------------------------------------------
@@ -182,18 +137,11 @@ def announced(data: bytes) -> None:
     assert span.stop - span.start <= wire.PIECE_BYTES
 
 
-def tensor_seeds() -> Iterator[bytes]:
-    """A piece of each dtype, and of each number of dimensions."""
-    for number, dtype in enumerate(piece.DTYPES):
-        yield piece.pack_piece(piece.Piece(number, 0, piece.Spec(dtype, (3,) * min(number, piece.MAX_DIMENSIONS))))
-    yield piece.pack_piece(piece.Piece(1, 2, piece.Spec("float32", (3 << 20,))))
-
-
-TARGETS: dict[str, tuple[Callable[[bytes], None], Callable[[], Iterator[bytes]], tuple[types.ModuleType, ...]]] = {
-    "frames": (frames, frame_seeds, (wire, luggage)),
-    "messages": (decoded, message_seeds, ()),
-    "handshake": (shaken, handshake_seeds, (handshake,)),
-    "tensors": (announced, tensor_seeds, (piece,)),
+TARGETS: dict[str, tuple[Callable[[bytes], None], tuple[types.ModuleType, ...]]] = {
+    "frames": (frames, (wire, luggage)),
+    "messages": (decoded, ()),
+    "handshake": (shaken, (handshake,)),
+    "tensors": (announced, (piece,)),
 }
 DECODERS = {
     *(wire.FrameReader.header, wire.FrameReader.check, wire.FrameReader.feed, wire.FrameReader.next),
@@ -203,9 +151,9 @@ DECODERS = {
 }
 
 
-def cover(name: str, corpus: Path) -> None:
-    """Replay a corpus, and print the share of the decoders' lines that it reaches; of the messages' classes, which C decodes."""
-    inputs = [path.read_bytes() for path in sorted(corpus.iterdir())]
+def cover(name: str, found: Path) -> None:
+    """Replay the corpus, and print the share of the decoders' lines that it reaches; of the messages' classes, which C decodes."""
+    inputs = [path.read_bytes() for folder in (STORED / name, found) for path in sorted(folder.iterdir())]
     wanted, reached = (_classes if name == "messages" else _lines)(name, inputs)
     missed = sorted(map(str, wanted - reached))
     print(f"{name}: {len(inputs)} inputs reach {1.0 - len(missed) / len(wanted):.0%} of {len(wanted)}; missed {missed}", flush=True)
@@ -222,7 +170,7 @@ def _classes(_: str, inputs: list[bytes]) -> tuple[set[object], set[object]]:
 
 
 def _lines(name: str, inputs: list[bytes]) -> tuple[set[object], set[object]]:
-    target, _, modules = TARGETS[name]
+    target, modules = TARGETS[name]
     codes = {decoder.__code__ for decoder in DECODERS if sys.modules[decoder.__module__] in modules}
     reached: set[object] = set()
 
@@ -243,15 +191,12 @@ def _lines(name: str, inputs: list[bytes]) -> tuple[set[object], set[object]]:
 
 
 def main() -> None:
-    command, name, corpus, *options = sys.argv[1:]
-    target, seeds, _ = TARGETS[name]
-    Path(corpus).mkdir(exist_ok=True)
-    for number, seed in enumerate(seeds()):
-        (Path(corpus) / f"seed-{number:02d}").write_bytes(seed)
+    command, name, found, *options = sys.argv[1:]
+    Path(found).mkdir(exist_ok=True)
     if command == "cover":
-        cover(name, Path(corpus))
+        cover(name, Path(found))
         return
-    atheris.Setup([sys.argv[0], corpus, *options], target)
+    atheris.Setup([sys.argv[0], found, str(STORED / name), *options], TARGETS[name][0])
     atheris.Fuzz()
 
 
