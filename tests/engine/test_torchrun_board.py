@@ -17,7 +17,7 @@ from paceline.engine.local.child import Brief
 from paceline.engine.torchrun import board
 from paceline.engine.torchrun.board import Board, TroubleElsewhere, understood
 from paceline.engine.torchrun.companions import Companion, check_alike
-from paceline.engine.torchrun.doors import Doors, doors_of
+from paceline.engine.torchrun.entrance import Entrance, entrance_of
 from paceline.engine.torchrun.launch import Launch
 from paceline.engine.torchrun.nursery import Nursery
 from paceline.engine.torchrun.place import host_of, silence_of
@@ -124,18 +124,18 @@ def test_a_silence_that_is_not_allowed(given: str) -> None:
 
 def test_where_a_host_is_reached_may_be_another_place_than_where_it_listens() -> None:
     coordinator, server, here = Address("coordinator", 0), Address("server", 3), Endpoint("10.0.0.7", 40_000)
-    assert doors_of({}) == Doors()
-    assert (Doors().port_of(server), Doors().reached_at(server, here)) == (0, here)
-    doors = doors_of({"PACELINE_PORT": "29600", "PACELINE_ADVERTISE": " gateway:31000 "})
-    assert [doors.port_of(who) for who in (coordinator, server)] == [29600, 29601]
-    assert [str(doors.reached_at(who, here)) for who in (coordinator, server)] == ["gateway:31000", "gateway:31001"]
-    assert str(doors_of({"PACELINE_ADVERTISE": "[fd00::1]"}).reached_at(server, here)) == "[fd00::1]:40000"
+    assert entrance_of({}) == Entrance()
+    assert (Entrance().port_of(server), Entrance().reached_at(server, here)) == (0, here)
+    entrance = entrance_of({"PACELINE_PORT": "29600", "PACELINE_ADVERTISE": " gateway:31000 "})
+    assert [entrance.port_of(who) for who in (coordinator, server)] == [29600, 29601]
+    assert [str(entrance.reached_at(who, here)) for who in (coordinator, server)] == ["gateway:31000", "gateway:31001"]
+    assert str(entrance_of({"PACELINE_ADVERTISE": "[fd00::1]"}).reached_at(server, here)) == "[fd00::1]:40000"
 
 
 @pytest.mark.parametrize("given", ["0", "65535", "http", "-1", "29600-29610"])
 def test_a_port_that_is_not_allowed(given: str) -> None:
     with pytest.raises(ConfigError, match=f"^PACELINE_PORT: '{given}' is not allowed, it must be from 1 to 65534"):
-        doors_of({"PACELINE_PORT": given})
+        entrance_of({"PACELINE_PORT": given})
 
 
 @pytest.mark.parametrize("given", ["gateway:", "gateway:0", "fd00::1", ":29600", "a b:1"])
@@ -143,4 +143,4 @@ def test_an_address_that_is_not_allowed(given: str) -> None:
     with pytest.raises(
         ConfigError, match=r"^PACELINE_ADVERTISE: '.*' is not allowed, it must be HOST or HOST:PORT, with \[HOST\] for IPv6$"
     ):
-        doors_of({"PACELINE_ADVERTISE": given})
+        entrance_of({"PACELINE_ADVERTISE": given})

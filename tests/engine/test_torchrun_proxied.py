@@ -1,4 +1,4 @@
-"""A launch of two hosts whose link is spoiled: all that goes between them passes proxies in front of the first host's doors.
+"""A launch of two hosts whose link is spoiled: all that goes between them passes proxies in front of the first host's entrance.
 
 The coordinator and server 0 are behind them; the second host's worker and server are what connects. No test here needs a right.
 """

@@ -24,8 +24,8 @@ from paceline.engine.remote.worker_port import WorkerPort
 from paceline.engine.surroundings import Surroundings
 from paceline.engine.torchrun.board import Board, understood
 from paceline.engine.torchrun.companions import Companion, check_alike, here
-from paceline.engine.torchrun.doors import doors_of
 from paceline.engine.torchrun.ending import Ending, plainly
+from paceline.engine.torchrun.entrance import entrance_of
 from paceline.engine.torchrun.launch import Launch, find_launch
 from paceline.engine.torchrun.nursery import Nursery
 from paceline.engine.torchrun.place import Place, host_of, machine, name_here, reach_all, shares_memory, silence_of, trust_at
@@ -96,7 +96,7 @@ class Joining:
     ) -> None:
         self._launch, self._wishes, self._write_report, self._board = launch, wishes, write_report, board
         self._host, self._trust = at
-        self._silence_s, self._doors = silence_of(os.environ), doors_of(os.environ)
+        self._silence_s, self._entrance = silence_of(os.environ), entrance_of(os.environ)
 
     def join(self) -> Link:
         """Become a worker, whose link is this process's own from now on. Raises what keeps the run from beginning."""
@@ -145,8 +145,8 @@ class Joining:
     def _start(self, nursery: Nursery, who: Address, resolved: Resolved, coordinator: Place | None) -> None:
         near = name_here(coordinator, os.environ) if coordinator is not None else ""
         endpoint = coordinator.endpoint if coordinator is not None else None
-        blank = Brief("", who.role, who.id, 0, 0, -1, -1, resolved, self._host, endpoint, near, port=self._doors.port_of(who))
-        host, port = self._doors.reached_at(who, nursery.start(nursery.brief(blank)))
+        blank = Brief("", who.role, who.id, 0, 0, -1, -1, resolved, self._host, endpoint, near, port=self._entrance.port_of(who))
+        host, port = self._entrance.reached_at(who, nursery.start(nursery.brief(blank)))
         place = Place(host, port, nursery.name_of(who) if shares_memory(os.environ) else "", machine())
         self._board.write(f"{PLACE}/{who.role}/{who.id}", msgspec.json.encode(place))
 

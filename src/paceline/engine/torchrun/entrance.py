@@ -14,13 +14,13 @@ MOST_PORT = (1 << 16) - 1
 OFFSETS = {"coordinator": 0, "server": 1}
 
 
-class Doors(NamedTuple):
+class Entrance(NamedTuple):
     """The coordinator listens at `port`, a server at the next one; 0: each at any that is free.
 
     Others reach `port` at `outside` and the next one at the next one, at port 0 of it by the same numbers as here; None: as it is here.
 
-    >>> doors = Doors(29600, Endpoint("203.0.113.5", 31000))
-    >>> doors.port_of(Address("server", 0)), str(doors.reached_at(Address("server", 0), Endpoint("10.0.0.7", 29601)))
+    >>> entrance = Entrance(29600, Endpoint("203.0.113.5", 31000))
+    >>> entrance.port_of(Address("server", 0)), str(entrance.reached_at(Address("server", 0), Endpoint("10.0.0.7", 29601)))
     (29601, '203.0.113.5:31001')
     """
 
@@ -39,8 +39,8 @@ class Doors(NamedTuple):
         return Endpoint(host, port + OFFSETS[who.role] if port else endpoint.port)
 
 
-def doors_of(environ: Mapping[str, str]) -> Doors:
-    """The doors by PACELINE_PORT and PACELINE_ADVERTISE. Raises ConfigError."""
+def entrance_of(environ: Mapping[str, str]) -> Entrance:
+    """The entrance by PACELINE_PORT and PACELINE_ADVERTISE. Raises ConfigError."""
     port, advertised = (environ.get(f"PACELINE_{name}", "").strip() for name in ("PORT", "ADVERTISE"))
     if port and not _is_first_port(port):
         raise ConfigError(f"PACELINE_PORT: {port!r} is not allowed, it must be from 1 to {MOST_PORT - 1}, with the next port free as well")
@@ -48,7 +48,7 @@ def doors_of(environ: Mapping[str, str]) -> Doors:
     if advertised and (found is None or not (found["port"] is None or _is_first_port(found["port"]))):
         raise ConfigError(f"PACELINE_ADVERTISE: {advertised!r} is not allowed, it must be HOST or HOST:PORT, with [HOST] for IPv6")
     outside = Endpoint(found["six"] or found["host"], int(found["port"] or 0)) if advertised and found is not None else None
-    return Doors(int(port or 0), outside)
+    return Entrance(int(port or 0), outside)
 
 
 def _is_first_port(text: str) -> bool:
