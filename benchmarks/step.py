@@ -81,13 +81,15 @@ def run_ranks(script: str, arguments: list[str], num_ranks: int, extra: dict[str
         return float(json.loads(out.read_text())["ms"])
 
 
-def run_paceline(script: str, arguments: list[str], num_workers: int, pace: str, route: str = "servers") -> float:
+def run_paceline(script: str, arguments: list[str], num_workers: int, pace: str, route: str = "servers", **extra: str) -> float:
     """The same under `paceline run`."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"
         command = [sys.executable, "-m", "paceline", "run", "--workers", str(num_workers), "--pace", pace, "--route", route]
         command += ["--out", str(Path(folder) / "run"), str(HERE / "peers" / script), *arguments]
-        done = subprocess.run(command, env=environment(BENCH_OUT=str(out)), capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        done = subprocess.run(
+            command, env=environment(BENCH_OUT=str(out), **extra), capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        )
         if done.returncode:
             raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}: {done.stderr[-2000:]}")
         return float(json.loads(out.read_text())["ms"])
@@ -144,6 +146,7 @@ def contenders(steps: int, *, ray: str | None) -> dict[str, Callable[[], float]]
         runs[f"compute {size}"] = lambda a=arguments: run_ranks("compute_step.py", a, 2, MALLOC)
     step = ["25m", str(steps)]
     runs["collective 25m"] = lambda: run_paceline("paceline_step.py", step, 2, "sync", "collective")
+    runs["collective overlapped 25m"] = lambda: run_paceline("paceline_step.py", step, 2, "sync", "collective", PACELINE_OVERLAP="yes")
     runs["collective 25m, 4 ranks"] = lambda: run_paceline("paceline_step.py", step, 4, "sync", "collective")
     runs["ddp fused 25m, 4 ranks"] = lambda: run_ranks("ddp_step.py", [*step, "fused"], 4, {})
     runs["launched 25m"] = lambda: run_launched(step, "memory")

@@ -45,9 +45,9 @@ _PREFIX = "PACELINE_"
 _ENGINES_OWN = "PACELINE_JOB_"
 HOSTS_OWN = (
     *("PACELINE_HOST", "PACELINE_PORT", "PACELINE_ADVERTISE", "PACELINE_SAME_HOST"),
-    *("PACELINE_WIRE", "PACELINE_KEY_FILE", "PACELINE_SILENCE"),
+    *("PACELINE_WIRE", "PACELINE_KEY_FILE", "PACELINE_SILENCE", "PACELINE_OVERLAP"),
 )
-"""How one host reaches the others; these may differ between the hosts of a run, so they are no settings of it."""
+"""How one host reaches the others, and what it has to spare; these may differ between the hosts of a run, so they are no settings of it."""
 _TABLES = ("run", "origin")
 _DEFAULTS: dict[str, object] = {
     "pace": "hybrid",

@@ -7,6 +7,8 @@ from secrets import token_hex
 import msgspec
 import pytest
 
+from paceline.engine import surroundings
+from paceline.engine.surroundings import Surroundings
 from paceline.engine.torchrun.interfaces import interfaces
 from paceline.engine.torchrun.launch import Launch, find_launch, first_host
 from paceline.engine.torchrun.place import Place, connect_near, host_of, machine, name_here, shares_memory, trust_at
@@ -143,3 +145,16 @@ def test_a_public_address_without_a_key_is_refused_and_a_wire_must_be_one() -> N
         trust_at("10.0.0.7", {})
     with pytest.raises(ConfigError, match=r"PACELINE_WIRE: 'rot13' is not allowed, it must be plain or mac or tls"):
         trust_at("127.0.0.1", {"PACELINE_WIRE": "rot13"})
+
+
+def test_a_wish_for_overlap_is_yes_or_no_and_else_cores_to_spare_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(surroundings, "num_cores", lambda: 4)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    assert [Surroundings().has_idle_cores(workers) for workers in (2, 3)] == [True, False]
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert Surroundings().has_idle_cores(8)
+    monkeypatch.setenv("PACELINE_OVERLAP", "no")
+    assert not Surroundings().has_idle_cores(1)
+    monkeypatch.setenv("PACELINE_OVERLAP", "perhaps")
+    with pytest.raises(ConfigError, match="PACELINE_OVERLAP: 'perhaps' is not allowed, it must be yes or no"):
+        Surroundings().has_idle_cores(1)

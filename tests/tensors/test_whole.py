@@ -7,7 +7,7 @@ from torch import nn, optim
 
 from paceline.messages import Member
 from paceline.tensors.state import unpack
-from paceline.tensors.whole import WholeShard
+from paceline.tensors.whole import Own, WholeShard
 from sharded import Job
 
 
@@ -24,8 +24,9 @@ def test_what_a_lost_member_had_summed_is_forgotten_by_the_one_that_is_left() ->
     before = {index: view.clone() for index, view in job.views.items()}
     shard = whole_of(job, 0)
     shard.meet((0, 1))
-    for part in shard.fill((Member(0, 0, 1, 0, 0.5), Member(1, 0, 1, 0, 0.5))):
-        part += 7.0  # the other one's share, of which nobody knows who else has it
+    for bucket in range(len(shard.spans)):
+        shard.fill(bucket, Own(0, 1.0)).add_(7.0)  # the other one's share, of which nobody knows who else has it
+    shard.filled()
     shard.meet((0,))
     shard.reduce((Member(0, 0, 1, 0, 1.0),), 1.0)
     shard.apply(factor=1.0, lr_factor=1.0, hyper=b"", absent=b"")

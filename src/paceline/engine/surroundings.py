@@ -8,6 +8,8 @@ import socket
 import time
 from collections.abc import Callable
 
+from paceline.errors import ConfigError
+
 
 def num_cores() -> int:
     """Cores that this process may run on."""
@@ -38,6 +40,17 @@ class Surroundings:
     def host(self) -> str:
         """This machine."""
         return socket.gethostname()
+
+    def has_idle_cores(self, num_workers: int) -> bool:
+        """Whether each worker has a core besides the one that it computes on. Raises ConfigError.
+
+        Of the run's `num_workers` all count, unless a launcher says how many are on this machine. PACELINE_OVERLAP says it outright.
+        """
+        wanted = os.environ.get("PACELINE_OVERLAP", "").strip()
+        if wanted not in ("", "yes", "no"):
+            raise ConfigError(f"PACELINE_OVERLAP: {wanted!r} is not allowed, it must be yes or no")
+        here = os.environ.get("LOCAL_WORLD_SIZE", "")
+        return wanted == "yes" if wanted else num_cores() >= 2 * (int(here) if here.isdecimal() else num_workers)
 
     def now_s(self) -> float:
         """The time that computing and waiting are counted in."""

@@ -49,13 +49,13 @@ def gathered_member(one: Pending, staleness: int) -> Member:
     return Member(one.worker, one.incarnation, one.step, one.buffer, one.samples * one.omega, False, one.buffer_samples, staleness)
 
 
-def weigh(pace: Pace, pending: list[Pending], *, version: int, num_live: int, scales_gradients: bool) -> Weighed:
+def weigh(pace: Pace, pending: list[Pending], *, version: int, num_live: int, scales_gradients: bool, is_scaled: bool = False) -> Weighed:
     """The fold of everything `pending` into update `version`, with `num_live` workers.
 
     For SGD the gradient is sum_j (n_j / sum n) * omega(tau_j) * g_j. Others do not feel a gradient's length: their
     members get relative weights, and the mean omega multiplies the learning rate. Members are in the order of
     worker ids for distinct paces, else of acceptance. Gathered members were added with n_j * omega_j, so the
-    whole sum is scaled afterwards.
+    whole sum is scaled afterwards. `is_scaled`: so is that of the others, whose weights are then known before the fold is.
     """
     ordered = sorted(pending) if pace.distinct else pending
     stalenesses: list[int] = []
@@ -70,7 +70,7 @@ def weigh(pace: Pace, pending: list[Pending], *, version: int, num_live: int, sc
         num_samples += one.samples
     divisor = num_samples if scales_gradients else weighed
     # gathered members come before any other, and a fold with one of them is scaled as a whole
-    divided, scale = (divisor, 1.0) if ordered[0].omega is None else (1, 1.0 / divisor)
+    divided, scale = (divisor, 1.0) if ordered[0].omega is None and not is_scaled else (1, 1.0 / divisor)
     members: list[Member] = []
     for one, weight, tau in zip(ordered, raw, stalenesses, strict=True):
         gathered = one.omega is not None

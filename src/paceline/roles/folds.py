@@ -125,7 +125,9 @@ class Folds:
         assert job.model is not None
         version = job.version + 1
         num_live, scales_gradients = job.members.crowd.live, job.model.scales_gradients
-        weighed = weigh(job.pace, pending, version=version, num_live=num_live, scales_gradients=scales_gradients)
+        weighed = weigh(
+            job.pace, pending, version=version, num_live=num_live, scales_gradients=scales_gradients, is_scaled=len(job.group) > 1
+        )
         lowest = min(pending) if len(pending) > 1 else pending[0]
         hyper = lowest.hyper if lowest.hyper != self._sent_hyper else b""
         absent = absent_in_all([one.absent for one in pending]) if lowest.absent else b""
@@ -203,7 +205,7 @@ class Folds:
             elif owner.phase is RESTING or (owner.phase is WAITING and not distinct):
                 # in distinct paces one who waits is asked again now, and recounted then
                 leases.recount(owner)
-            members.append({"worker": one.worker, "step": one.step, "staleness": tau, "weight": member.weight})
+            members.append({"worker": one.worker, "step": one.step, "staleness": tau, "weight": member.weight * weighed.scale})
         job.accounts.folded(weighed.num_samples, weighed.stalenesses, job.now_s, pace=job.pace.name)
         self.epochs.folded_more(weighed.num_samples, weighed.pending[0].samples)
         job.note("update", version=job.version, samples=job.accounts.samples, pace=job.pace.name, members=members)

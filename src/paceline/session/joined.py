@@ -95,8 +95,6 @@ class Joined(Run):
         own = link.share("arena", arena_map(layout).size_bytes)
         memory = torch.frombuffer(own.memory, dtype=torch.uint8)
         replica = Replica(model, optimizer, spec, memory, shared)
-        if link.on_written is not None:
-            replica.tell_of_gradients(link.on_written)
         if welcome.first:
             state = replica.seed()
             link.drive(role.seed(state is not None, () if state is None else (state,)))
@@ -108,6 +106,7 @@ class Joined(Run):
         if self._settings.route_in_force != "servers":
             self._me.may_hold(Whole(link, spec, replica, memory))
             link.before_bye.append(self._me.leave)
+        replica.tell_of_gradients(self._me.written)
         where.at_exit(self._remark)
         if welcome.version:
             # what was loaded and averaged since the run began is not among the initial values

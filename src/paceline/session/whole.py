@@ -12,9 +12,10 @@ from paceline.engine.link import Link
 from paceline.errors import ProtocolError
 from paceline.messages import Fold, Form, Message, ModelSpec, Restate
 from paceline.roles.talk import Together
+from paceline.session.sums import Sums
 from paceline.tensors.replica import Replica
 from paceline.tensors.state import assemble
-from paceline.tensors.whole import WholeShard
+from paceline.tensors.whole import Own, WholeShard
 from paceline.transport.collective import Group, GroupError, Seat, convene
 
 GROUP_TIMEOUT_S = 30.0
@@ -31,6 +32,8 @@ class Whole:
         self._me = link.member.worker
         self._shard: WholeShard | None = None
         self._group: Group | None = None
+        self._sums: Sums | None = None
+        self._is_early = link.surroundings.has_idle_cores(link.member.num_workers)
         self._workers: tuple[int, ...] = ()
         self._convened: TCPStore | None = None
         self._pulling_s = self._pull_s = self._sum_s = 0.0
@@ -95,8 +98,20 @@ class Whole:
                 case Fold() as fold:
                     self._sum(fold)
         except GroupError as error:
+            if self._sums is not None and self._sums.num_early:
+                self._is_early = False  # perhaps the others take longer over a step than a sum may wait for them
             return str(error)
         return ""
+
+    def written(self, first: int, past: int, own: Own) -> None:
+        """A part of the gradient, which is to be `own`, is written; see `Gradients.on_written`."""
+        if self._sums is not None:
+            self._sums.written(first, past, own)
+
+    def stepped(self) -> None:
+        """The gradient is complete."""
+        if self._sums is not None:
+            self._sums.stepped()
 
     def _meet(self, form: Form, parts: tuple[object, ...]) -> None:
         self.close()
@@ -109,17 +124,19 @@ class Whole:
             states = [self._link.bytes_of(part) for part in parts]
             self._shard.take(assemble(self._spec, len(states), states), parameters=False, optimizer=True)
         self._workers = form.workers
-        self.store().meet(form.workers)
+        shard = self.store()
+        shard.meet(form.workers)
+        self._sums = None if self._group is None else Sums(shard, self._group, is_early=self._is_early)
         if form.measure and self._group is not None:
             self._sum_s = self._group.sum_s(self._replica.parameter_bytes)
 
     def _sum(self, fold: Fold) -> None:
-        shard, group = self.store(), self._group
+        shard, group, sums = self.store(), self._group, self._sums
         buffers = shard.own_buffers(fold.members)
-        if group is None:
+        if group is None or sums is None:
             shard.bring({} if buffers is None else {self._me: buffers})
             return
-        group.sum(shard.fill(fold.members))
+        sums.sum(shard.own(fold.members))
         if buffers is not None:
             shard.bring(dict(zip(self._workers, group.gather(buffers), strict=True)))
 
@@ -127,4 +144,4 @@ class Whole:
         """Let the group go."""
         if self._group is not None:
             self._group.close()
-            self._group = None
+            self._group = self._sums = None

@@ -18,6 +18,7 @@ from paceline.session.run import say
 from paceline.session.slow import Handicap
 from paceline.session.whole import Whole
 from paceline.tensors.replica import Replica
+from paceline.tensors.whole import Own
 
 T = TypeVar("T")
 
@@ -165,6 +166,13 @@ class Worker:
 
     # --- a step -------------------------------------------------------------------------------------------
 
+    def written(self, first: int, past: int) -> None:
+        """A part of the gradient is written, or holds something else than before; see `Gradients.on_written`."""
+        if self.link.on_written is not None:
+            self.link.on_written(first, past)
+        if self._whole is not None:
+            self._whole.written(first, past, Own(self.role.buffer, float(self._samples or not self.is_counted)))
+
     def step(self) -> None:
         """Push the gradient, wait as long as the pace says, go on with the parameters that came."""
         role, replica = self.role, self.replica
@@ -180,6 +188,8 @@ class Worker:
             replica.store_buffers(role.buffer)
         compute_s = self._handicapped()
         spent = self.meter.take()
+        if self._whole is not None:
+            self._whole.stepped()
         talk = role.step(
             Gradient(
                 samples=self._samples,

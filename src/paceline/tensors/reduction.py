@@ -7,14 +7,14 @@ term of weight 1 is not copied at all. Nothing is allocated after the first upda
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from paceline.tensors.memory import typed
-from paceline.tensors.window import PIECE_ELEMENTS, Part, Piece, Window
+from paceline.tensors.window import PIECE_ELEMENTS, Bucket, Part, Piece, Window
 
 
 class Views:
@@ -87,20 +87,21 @@ class Reduction:
         self._terms = [term]
         self._settle()
 
-    def fill(self, term: Term | None) -> Iterator[Tensor]:
-        """Let the accumulator hold `term`, or zeros, and give its parts, each as soon as it is there, to be summed with others'."""
-        self.finish()
-        for window in self._windows:
-            own = self._accumulator[window.first : window.first + window.num_elements]
-            if term is None:
-                own.zero_()
-            else:
-                self._terms = [term]
-                for piece in window.pieces:
-                    self._sum(piece, self._kept[piece.number], 1.0)
-            yield own
+    def fill(self, bucket: Bucket, term: Term | None) -> Tensor:
+        """Write `term`, or zeros, into the accumulator's part of an update to come; returns it, to be summed with others'."""
+        own = self._accumulator[bucket.first : bucket.first + bucket.num_elements]
+        if term is None:
+            own.zero_()
+        else:
+            self._terms = [term]
+            for piece in bucket.pieces:
+                self._sum(piece, self._kept[piece.number], 1.0)
+            self._terms = []
+        return own
+
+    def filled(self) -> None:
+        """Every bucket of the accumulator holds its sum."""
         self._holds = True
-        self._terms = []
 
     def begin(self, terms: list[Term], scale: float) -> None:
         """Name what the gradient is: the accumulator and `terms`, all times `scale`; sources must stay as they are until `finish`."""

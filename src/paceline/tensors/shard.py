@@ -68,8 +68,7 @@ class Shard:
         window_bytes = window_bytes or self._place.window_bytes
         self._windows = cut(layout, own, (self._start, self._stop), elementwise=model.elementwise, window_bytes=window_bytes)
         self._stepper = Stepper(model, self._windows, own) if self._windows else None
-        lend = not self._place.is_apart and self._stepper is not None and self._stepper.only_reads
-        self._reduction = Reduction(self._windows, own.device, lend=lend)
+        self._reduction = self._new_reduction()
         self._means = MeanBuffers(layout, memory) if shard == 0 and layout.buffers else None
         self._holds_constants = shard == 0
         self._peers: dict[tuple[int, int], Peer] = {}
@@ -82,6 +81,10 @@ class Shard:
         """Hears, while `apply` works, up to which byte of this shard the update has been made; it may call `follow`."""
         self._done = 0
         self._followers: dict[tuple[int, int], Tensor] = {}
+
+    def _new_reduction(self) -> Reduction:
+        lend = not self._place.is_apart and self._stepper is not None and self._stepper.only_reads
+        return Reduction(self._windows, self._memory.device, lend=lend)
 
     # --- workers ------------------------------------------------------------------------------------------
 

@@ -1,40 +1,73 @@
-"""All shards as one, in a worker whose group sums gradients: the sum is in the accumulator before the order names it."""
+"""All shards as one, in a worker whose group sums gradients: the sum is in the accumulator before the order names it.
+
+What is summed is each gradient times its samples and the scale of the update before, the same in all of the group; what is
+then left to scale is the ratio of two scales, which is 1 as long as batches stay as large as they are.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from paceline.messages import Member, ModelSpec
+from paceline.tensors.reduction import Term
 from paceline.tensors.shard import Shard
+from paceline.tensors.window import BUCKET_ELEMENTS, buckets_of
+
+
+class Own(NamedTuple):
+    """A worker's own gradient in an update: in which buffer it is, and what it weighs there."""
+
+    buffer: int
+    weight: float
 
 
 class WholeShard(Shard):
     """The only shard of a model, over memory of worker `worker`'s own; `arena` is where that worker's gradients are.
 
-    In a group of one the gradient is applied where it lies. `speaks`: this worker tells the norm, which is the same in all.
+    In a group of one the gradient is applied where it lies, else summed in buckets of `bucket_elements`; `spans` says which
+    bytes of a gradient each of them is, in their order. One member, who speaks, tells the norm, which is the same in all.
     """
 
-    def __init__(self, model: ModelSpec, memory: Tensor, worker: int, arena: Tensor) -> None:
+    def __init__(self, model: ModelSpec, memory: Tensor, worker: int, arena: Tensor, *, bucket_elements: int = BUCKET_ELEMENTS) -> None:
         super().__init__(model, 0, 1, memory)
         self._me = worker
         self._is_alone = self._speaks = True
+        self._has_met = False
+        self._scale = 1.0
+        self._buckets = buckets_of(self._windows, bucket_elements)
+        self.spans = [(bucket.start, bucket.stop) for bucket in self._buckets]
         self._brought: Mapping[int, Tensor] = {}
         self.attach(worker, 0, arena)
 
     def meet(self, workers: tuple[int, ...]) -> None:
-        """Be one of the group of these workers; what a former group summed and did not apply is forgotten."""
-        self._reduction.finish()
+        """Be one of the group of these workers; what a former group summed and did not apply is forgotten.
+
+        That group may write into what it sums for as long as its end takes, so there is new memory.
+        """
+        if self._has_met:
+            self._reduction = self._new_reduction()
+        self._has_met, self._scale = True, 1.0
         self._is_alone, self._speaks = len(workers) == 1, workers[0] == self._me
         if self._means is not None:
             self._means.keep_only(workers)
 
-    def fill(self, members: tuple[Member, ...]) -> Iterator[Tensor]:
-        """This worker's part of an update, part by part, to be summed in place with the others'."""
-        own = self._own(members)
-        return self._reduction.fill(None if own is None else self._term(self._here(own)))
+    def own(self, members: tuple[Member, ...]) -> Own | None:
+        """This worker's own gradient in an update, if it is in there."""
+        member = self._own(members)
+        return None if member is None else Own(member.buffer, member.weight)
+
+    def fill(self, bucket: int, own: Own | None) -> Tensor:
+        """This worker's part of an update in one bucket, to be summed in place with the others'."""
+        term = None if own is None else Term(self._peer(self._me, 0).gradients[own.buffer], own.weight * self._scale)
+        return self._reduction.fill(self._buckets[bucket], term)
+
+    def filled(self) -> None:
+        """Every bucket holds what it is in the update to come."""
+        self._reduction.filled()
 
     def own_buffers(self, members: tuple[Member, ...]) -> Tensor | None:
         """This worker's own buffers (zeros, when they are in no update) if any member's are to be averaged; None when none are."""
@@ -59,7 +92,8 @@ class WholeShard(Shard):
         if self._is_alone:
             super().reduce(tuple(map(self._here, members)), scale)
         else:
-            self._reduction.begin([], scale)
+            self._reduction.begin([], scale / self._scale)
+            self._scale = scale
 
     def square_norm(self) -> float:
         """The squared 2-norm of the update's gradient, told by one of the group."""

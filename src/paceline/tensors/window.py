@@ -23,6 +23,8 @@ from paceline.tensors.memory import typed
 PIECE_ELEMENTS = 1 << 17
 """What is copied or summed in one pass and read again while the cache still holds it; workers and shards alike."""
 WINDOW_BYTES = 1 << 22
+BUCKET_ELEMENTS = 6 << 20
+"""What a group sums at once: with more members small ones cost more processor time than they save by overlapping."""
 
 
 class Piece(NamedTuple):
@@ -30,6 +32,16 @@ class Piece(NamedTuple):
 
     number: int
     dtype: str
+    start: int
+    stop: int
+    first: int
+    num_elements: int
+
+
+class Bucket(NamedTuple):
+    """Neighbouring pieces that are summed together with those of others: bytes [start, stop) of the flat memory."""
+
+    pieces: list[Piece]
     start: int
     stop: int
     first: int
@@ -124,6 +136,22 @@ def cut(layout: Layout, memory: Tensor, borders: tuple[int, int], *, elementwise
         first = pieces[-1].first + pieces[-1].num_elements
         num_pieces += len(pieces)
     return windows
+
+
+def buckets_of(windows: Sequence[Window], most_elements: int) -> list[Bucket]:
+    """All pieces in buckets of about `most_elements`, the last one first: backward passes end with what lies first."""
+    groups: list[list[Piece]] = []
+    room = 0
+    for piece in (piece for window in windows for piece in window.pieces):
+        if room <= 0:
+            groups.append([])
+            room = most_elements
+        groups[-1].append(piece)
+        room -= piece.num_elements
+    return [
+        Bucket(pieces, pieces[0].start, pieces[-1].stop, pieces[0].first, sum(piece.num_elements for piece in pieces))
+        for pieces in reversed(groups)
+    ]
 
 
 def _chunks(runs: Sequence[Run], size_bytes: int) -> list[list[Run]]:

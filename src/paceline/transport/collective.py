@@ -30,6 +30,13 @@ class GroupError(PacelineError):
     """The group could not meet, or could not do what was asked of all its members."""
 
 
+class Adding(NamedTuple):
+    """A part whose sum is on its way."""
+
+    part: Tensor
+    work: Any
+
+
 class Seat(NamedTuple):
     """Which of how many, of which group, and on which of this machine's addresses it is reached."""
 
@@ -71,13 +78,26 @@ class Group:
         options._devices = [gloo.create_device(hostname=self._seat.host)]  # noqa: SLF001
         return gloo(store, self._seat.rank, self._seat.size, options)
 
-    def sum(self, parts: Iterable[Tensor]) -> None:
-        """Add up each of `parts` over the members, in place. One is on its way while the next is made."""
+    def begin(self, part: Tensor, *, ahead_s: float = 0.0) -> Adding:
+        """Begin to add up `part` over the members, in place; the others may come to it so much later."""
+        options = dist.AllreduceOptions()
+        options.timeout = self._timeout + timedelta(seconds=ahead_s)
         try:
-            for work in [self._group.allreduce([part]) for part in parts]:
-                work.wait(self._timeout)
+            return Adding(part, self._group.allreduce([part], options))
         except RuntimeError as error:
             raise self._failed("sum", error) from error
+
+    def finish(self, addings: Iterable[Adding]) -> None:
+        """Until each of them holds its sum."""
+        try:
+            for adding in addings:
+                adding.work.wait(self._timeout)
+        except RuntimeError as error:
+            raise self._failed("sum", error) from error
+
+    def sum(self, parts: Iterable[Tensor]) -> None:
+        """Add up each of `parts` over the members, in place. One is on its way while the next is made."""
+        self.finish([self.begin(part) for part in parts])
 
     def gather(self, own: Tensor) -> Sequence[Tensor]:
         """What each member gives, by rank; all of one shape and dtype."""

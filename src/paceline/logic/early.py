@@ -1,0 +1,71 @@
+"""Which of a fixed sequence of buckets may leave while the gradient in them is still being made: a guess.
+
+How often each tensor is written in a step is learned from the steps before, so accumulation and whoever changes gradients
+after the backward pass teach it to wait. What is written behind a bucket that has left makes the guess a miss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class Early:
+    """`spans` are the buckets in the order in which they leave: bytes [first, past) of the gradient each.
+
+    >>> early = Early([(64, 128), (0, 64)])
+    >>> early.written(64, 128)
+    >>> early.is_due  # nothing is known of a first step
+    False
+    >>> early.stepped()
+    >>> early.written(64, 128)
+    >>> early.is_due, early.leave(), early.is_missed
+    (True, 0, False)
+    >>> early.written(64, 128)
+    >>> early.is_missed
+    True
+    """
+
+    def __init__(self, spans: Sequence[tuple[int, int]]) -> None:
+        self.num_left = 0
+        self.is_missed = False
+        self._spans = spans
+        self._inside: dict[int, list[int]] = {}
+        self._usual: dict[int, int] = {}
+        self._counts: dict[int, int] = {}
+        self._owing = [0] * len(spans)
+
+    def written(self, first: int, past: int) -> None:
+        """The tensor in bytes [first, past) of the gradient holds what a backward pass has made, or something else than before."""
+        inside = self._inside.get(first)
+        if inside is None:
+            inside = self._inside[first] = [number for number, (low, high) in enumerate(self._spans) if first < high and low < past]
+        count = self._counts[first] = self._counts.get(first, 0) + 1
+        if any(number < self.num_left for number in inside):
+            self.is_missed = True
+        if count == self._usual.get(first):
+            for number in inside:
+                self._owing[number] -= 1
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the next bucket may leave: all that a step has ever written into it is there."""
+        return bool(self._usual) and not self.is_missed and self.num_left < len(self._spans) and not self._owing[self.num_left]
+
+    def leave(self) -> int:
+        """The next bucket leaves; returns which it is."""
+        self.num_left += 1
+        return self.num_left - 1
+
+    def stepped(self) -> None:
+        """The gradient is all there; what is written from now on is of the next one."""
+        for first, count in self._counts.items():
+            self._usual[first] = max(count, self._usual.get(first, 0))
+        self._counts.clear()
+        self._owing = [0] * len(self._spans)
+        for first in self._usual:
+            for number in self._inside[first]:
+                self._owing[number] += 1
+
+    def summed(self) -> None:
+        """All buckets have left, and nothing of them counts any more."""
+        self.num_left, self.is_missed = 0, False
