@@ -13,7 +13,7 @@ from paceline.config import COMMAND_LINE, DEFAULT, INIT, Resolved, Sizes, Slow, 
 from paceline.errors import ConfigError
 from paceline.hybrid import Hybrid, parse_mode
 from paceline.pace import parse_pace
-from paceline.settings import as_mode, duration_s
+from paceline.settings import FIELDS, as_mode, duration_s
 
 
 def settle(**told: Any) -> Resolved:
@@ -91,6 +91,33 @@ def test_each_source_beats_the_ones_below_it(tmp_path: Path) -> None:
         told |= more
         resolved = settle(**told)
         assert (resolved.settings.seed, resolved.origins["seed"]) == (seed, origin)
+
+
+EVERY = {
+    "local": {"workers": "3", "servers": "2", "pace": "ssp:2", "leases": "static", "batch": "global", "shares": "even", "lr_rule": "none",
+              "out": "there", "seed": "5", "slow": "0=2", "compute": f"recorded:{Path(__file__).parent / 'scripts' / 'step times.json'}",
+              "patience": "90s", "engine": "local", "route": "servers"},
+    "virtual": {"cluster": "spot", "gradients": "no"},
+    "ray": {"min_workers": "1", "max_workers": "9", "address": "auto"},
+}  # fmt: skip
+"""For each engine settings that it takes, none of them the default."""
+
+
+def test_every_setting_may_stand_in_the_environment_in_a_file_and_on_the_command_line(tmp_path: Path) -> None:
+    assert {name for settings in EVERY.values() for name in settings} == FIELDS.keys()
+    for engine, settings in EVERY.items():
+        given = {**settings, "engine": engine}
+        file = tmp_path / f"{engine}.toml"
+        file.write_text("".join(f'{name.replace("_", "-")} = "{value}"\n' for name, value in given.items()))
+        resolved = {
+            "PACELINE_": settle(environ={f"PACELINE_{name.upper()}": value for name, value in given.items()}),
+            COMMAND_LINE: settle(command_line=given),
+            str(file): settle(config=str(file)),
+        }
+        for place, found in resolved.items():
+            for name, value in given.items():
+                assert FIELDS[name].text(found.settings) == value, (place, name)
+                assert found.origins[name].startswith(place), (place, name)
 
 
 def test_the_script_may_choose_the_pace_unless_the_command_line_did(tmp_path: Path) -> None:

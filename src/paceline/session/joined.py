@@ -37,7 +37,7 @@ from paceline.tensors.replica import Replica
 from paceline.tensors.spec import device_of, parameters_of, spec_of
 
 NO_LOADER = "no loader was prepared, so each step counted as one sample and nobody accounts for which samples were used"
-ITERABLE = "the loader's dataset is iterable: each worker takes every {}-th item, and accounting of samples is approximate"
+ITERABLE = "the loader's dataset is iterable: each worker takes one of every {} items, and accounting of samples is approximate"
 
 
 class Joined(Run):
