@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from argparse import Namespace
 from io import StringIO
 from pathlib import Path
 from statistics import mean, stdev
 
+import pytest
 from rich.console import Console
 
 import demo
+from launch import ROOT, environment
 from paceline.config import read_recorded
 from paceline.settings import slow_list
 from report_pages import HYBRID, write_hybrid, write_run
@@ -41,3 +46,21 @@ def test_step_times_vary_around_what_was_asked_for_and_are_the_same_for_every_ru
     assert abs(mean(times_s) - 0.030) < 0.0005
     assert 0.002 < stdev(times_s) < 0.004
     assert read_recorded(str(demo.step_times(args))) == times_s
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_demo_ends_with_the_printed_table_and_names_its_pages(tmp_path: Path) -> None:
+    told = ["--epochs", "1", "--workers", "2", "--slow", "1=2", "--step-ms", "2", "--out", str(tmp_path / "demo")]
+    command = [sys.executable, str(ROOT / "examples" / "demo.py"), *told]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=environment(COLUMNS="200"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [
+        line.split()[0]
+        for line in done.stdout.partition("MNIST digits on 2 workers")[2].splitlines()
+        if " samples/s" not in line and "%" in line
+    ]
+    assert rows[:3] == ["sync", "async", "hybrid"]
+    pages = re.findall(r"^(?:comparison|report of \w+): (.*)$", done.stdout, re.MULTILINE)
+    assert len(pages) == 4
+    assert all(Path(page).read_text().startswith("<!doctype html>") for page in pages)

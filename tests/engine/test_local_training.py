@@ -221,6 +221,22 @@ def test_when_the_first_worker_is_killed_the_next_one_evaluates(watch: Watch) ->
     assert run.summary()["final"]["evaluated"] == 5
 
 
+@pytest.mark.slow
+def test_the_first_epoch_begins_without_one_that_is_later_than_the_patience_and_it_joins(watch: Watch, tmp_path: Path) -> None:
+    flag = tmp_path / "begun"
+    waits = f"from pathlib import Path\nbegun = Path({str(flag)!r})\nwhile run.worker == 1 and not begun.exists():\n    time.sleep(0.05)\n"
+    text = script(epochs=20).replace("model =", f"{waits}model =", 1)
+    run = watch(text.replace("run.log(", "begun.touch(); run.log("), pace="async", patience="2s", servers=None)
+    assert run.code(90) == 0
+    assert "ledger: every sample once" in run.printed()
+    told = events(run.out)
+    joined = next(at for at, event in enumerate(told) if event["event"] == "join" and event["worker"] == 1)
+    assert "update" in {event["event"] for event in told[:joined]}
+    assert {member["worker"] for event in told[joined:] if event["event"] == "update" for member in event["members"]} == {0, 1}  # type: ignore[attr-defined]
+    # it has connected to every server, so those without a shard go only now
+    assert all(at > joined for at, event in enumerate(told) if event["event"] == "leave" and event["role"] == "server")
+
+
 def test_nobody_goes_on_when_all_crash_at_once(watch: Watch) -> None:
     run = watch(script(before_step="import os; epoch == 1 and os.kill(os.getpid(), 11)"), workers=3)
     assert run.code() == 4
