@@ -96,7 +96,7 @@ def test_each_source_beats_the_ones_below_it(tmp_path: Path) -> None:
 EVERY = {
     "local": {"workers": "3", "servers": "2", "pace": "ssp:2", "leases": "static", "batch": "global", "shares": "even", "lr_rule": "none",
               "out": "there", "seed": "5", "slow": "0=2", "compute": f"recorded:{Path(__file__).parent / 'scripts' / 'step times.json'}",
-              "patience": "90s", "engine": "local", "route": "servers"},
+              "patience": "90s", "engine": "local", "route": "servers", "server_device": "cuda:1"},
     "virtual": {"cluster": "spot", "gradients": "no"},
     "ray": {"min_workers": "1", "max_workers": "9", "address": "auto"},
 }  # fmt: skip
