@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import socket
 import subprocess
 import sys
 import time
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -74,6 +76,16 @@ def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
+
+
+def free_neighbours(count: int = 2) -> int:
+    """The first of so many ports in a row that are free now, and that the kernel gives to nobody by itself."""
+    while True:
+        first = 10_000 + secrets.randbelow(10_000)
+        with ExitStack() as stack, suppress(OSError):
+            for number in range(count):
+                stack.enter_context(socket.create_server(("127.0.0.1", first + number)))
+            return first
 
 
 def run_ranks(script: Path, *arguments: str, num_ranks: int, timeout_s: float = 120.0) -> None:

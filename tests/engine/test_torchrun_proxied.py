@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from launch import free_port
+from launch import free_neighbours
 from paceline.trace.record import read_summary
 from paceline.transport.dial import Endpoint
 from paceline.transport.keys import write_key_file
@@ -40,7 +40,7 @@ class Link:
     """Proxies at a second loopback address, before the coordinator's and the server's door; `own` is what the ranks are told of it."""
 
     def __init__(self, stack: ExitStack) -> None:
-        port = free_port()
+        port = free_neighbours()
         doors = [(Endpoint("127.0.0.1", port + number), Endpoint("127.0.0.2", port + number)) for number in range(2)]
         self.coordinator, self.server = (
             stack.enter_context(Proxy(behind, at=at, seed=number)) for number, (behind, at) in enumerate(doors)

@@ -15,7 +15,7 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
-from launch import free_port
+from launch import free_neighbours, free_port
 from paceline.cli import main
 from paceline.dash.hosts import tell_report
 from paceline.engine.torchrun.board import Board
@@ -174,8 +174,8 @@ def test_a_host_with_a_version_that_describes_itself_differently_is_named() -> N
 class Walled(Doors):
     """The doors of a host whose ports a firewall keeps shut."""
 
-    def _open(self, me: Address, at: Interface) -> None:
-        super()._open(me, at)
+    def _open(self, me: Address, at: Interface, first_port: int) -> None:
+        super()._open(me, at, first_port)
         self.doors[-1] = replace(self.doors[-1], wire_port=free_port())
 
 
@@ -302,3 +302,18 @@ def test_the_facts_of_this_host_name_its_addresses_and_its_key(tmp_path: Path) -
     assert (found.key, found.wire, found.place_error) == (str(key), "tls", "")
     assert found.addresses == (Interface("lo", HERE),)
     assert facts_here({"PACELINE_HOST": "10.9.9.9"}, tmp_path, launch).place_error.startswith("10.9.9.9 is not a loopback address")
+    assert facts_here({"PACELINE_PORT": "0"}, tmp_path, launch).place_error.startswith("PACELINE_PORT: '0' is not allowed")
+    known = facts_here({"PACELINE_PORT": "29600"}, tmp_path, launch)
+    assert (known.first_port, known.ports, known.place_error) == (29600, "29600-29601", "")
+
+
+def test_a_host_is_visited_at_the_ports_of_a_job_where_these_are_known() -> None:
+    port = free_neighbours()
+    doors = Doors(0, (Interface("lo", HERE),), PLAIN, time.time, first_port=port)
+    again = Doors(0, (Interface("lo", HERE),), PLAIN, time.time, first_port=port)
+    try:
+        assert [(door.wire_port, door.plain_port) for door in doors.doors] == [(port, port + 1)]
+        assert again.errors == [f"server 0 cannot listen at {HERE}:{port}: Address already in use"]
+    finally:
+        doors.close()
+        again.close()

@@ -108,7 +108,9 @@ class TcpPort:
             # a name may stand for another address by now
             self._trust.check(str(listener.getsockname()[0]))
         except OSError as error:
-            raise ConfigError(f"{self.me} cannot listen at {Endpoint(host, port)}: {error.strerror or error}") from error
+            # Python repeats the address behind the reason
+            reason = (error.strerror or str(error)).partition(" (while")[0]
+            raise ConfigError(f"{self.me} cannot listen at {Endpoint(host, port)}: {reason}") from error
         listener.setblocking(False)
         self._register.expected = expected
         self._start_attendant()

@@ -91,7 +91,7 @@ class Checkup:
             self._write_card(self._card())
             return self._hear_verdict()
         machine, sample = measure()
-        doors = Doors(rank, self._facts.addresses, self._trust, self._clock)
+        doors = Doors(rank, self._facts.addresses, self._trust, self._clock, first_port=self._facts.first_port)
         try:
             self._write_card(msgspec.structs.replace(self._card(doors), machine=machine, sample=sample))
             if rank == 0:

@@ -51,9 +51,12 @@ class _Guests:
 
 
 class Doors:
-    """The open doors of the host whose first rank is `rank`, served by a thread until `close`. `errors` say which could not be opened."""
+    """The open doors of the host whose first rank is `rank`, served by a thread until `close`. `errors` say which could not be opened.
 
-    def __init__(self, rank: int, addresses: Collection[Interface], trust: Trust, clock: Clock) -> None:
+    They are at `first_port` and the next one of each address; 0: at any that are free.
+    """
+
+    def __init__(self, rank: int, addresses: Collection[Interface], trust: Trust, clock: Clock, *, first_port: int = 0) -> None:
         self.doors: list[Door] = []
         self.errors: list[str] = []
         self._trust, self._clock = trust, clock
@@ -64,16 +67,16 @@ class Doors:
         self._is_over = threading.Event()
         self._guests: list[tuple[threading.Thread, socket.socket]] = []
         for one in addresses:
-            self._open(Address("server", rank), one)
+            self._open(Address("server", rank), one, first_port)
         self._thread = threading.Thread(target=self._serve, name="paceline doors", daemon=True)
         self._thread.start()
 
-    def _open(self, me: Address, at: Interface) -> None:
+    def _open(self, me: Address, at: Interface, first_port: int) -> None:
         port = TcpPort(me, self._trust)
         try:
-            endpoint = port.listen(at.address, 0, _Guests())
+            endpoint = port.listen(at.address, first_port, _Guests())
             family = socket.AF_INET6 if ":" in at.address else socket.AF_INET
-            plain = socket.create_server((at.address, 0), family=family, backlog=_BACKLOG)
+            plain = socket.create_server((at.address, first_port and first_port + 1), family=family, backlog=_BACKLOG)
         except (PacelineError, OSError) as error:
             port.close(flush_s=0.0)
             self.errors.append(str(error))

@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from paceline.engine.surroundings import num_cores
+from paceline.engine.torchrun.entrance import entrance_of
 from paceline.engine.torchrun.interfaces import Interface, interfaces
 from paceline.engine.torchrun.launch import Launch
 from paceline.engine.torchrun.place import host_of, trust_at
@@ -35,7 +36,7 @@ class Facts(msgspec.Struct, frozen=True):
     """One host. `out` is the nearest directory of --out that exists; sizes in bytes, `open_files` as (soft, hard) limits.
 
     `key` is "" without one, else the path; `key_error` says why it cannot be used. `advertised` is the address that a job
-    would use here, `place_error` why there is none. `ports` is the range from which a job takes its ports.
+    would use here, `place_error` why there is none. `ports` are those that a job would use: `first_port` and the next, or some of a range.
     """
 
     name: str = ""
@@ -60,16 +61,18 @@ class Facts(msgspec.Struct, frozen=True):
     place_error: str = ""
     addresses: tuple[Interface, ...] = ()
     ports: str = ""
+    first_port: int = 0
 
 
 def facts_here(environ: Mapping[str, str], out: Path, launch: Launch | None) -> Facts:
     """What can be said of this host without asking others."""
     key, key_error = _key(environ)
-    advertised, place_error, wire = "", "", ""
+    advertised, place_error, wire, port = "", "", "", 0
     if launch is not None:
         try:
             advertised = host_of(launch, environ)
             wire = trust_at(advertised, environ).wire.name.lower()
+            port = entrance_of(environ).port
         except PacelineError as error:
             place_error = str(error)
     folder, free_bytes, out_error = _disk(out)
@@ -96,7 +99,8 @@ def facts_here(environ: Mapping[str, str], out: Path, launch: Launch | None) -> 
         advertised=advertised,
         place_error=place_error,
         addresses=_addresses(advertised),
-        ports=_ports(),
+        ports=f"{port}-{port + 1}" if port else _ports(),
+        first_port=port,
     )
 
 
