@@ -26,13 +26,17 @@ from paceline.roles.effects import Effect, End, JobSettings, Note, Send, Warn
 from world import model_of
 
 
+START_S = 1000.0
+"""A clock begins anywhere: whoever takes a time for a length of time is found out."""
+
+
 class Desk:
     """One server; `num_workers` workers that have started on their first batch of `samples` samples each."""
 
     def __init__(self, pace: str, num_workers: int, *, num_batches: int = 100, samples: int = 4, **settings: object) -> None:
         self.scales_gradients = bool(settings.pop("scales_gradients", True))
-        self.coordinator = Coordinator(JobSettings(num_workers, 1, parse_pace(pace), **settings))  # pyright: ignore[reportArgumentType]
-        self.now_s, self.samples = 0.0, samples
+        self.coordinator = Coordinator(JobSettings(num_workers, 1, parse_pace(pace), **settings), START_S)  # pyright: ignore[reportArgumentType]
+        self.now_s, self.samples = START_S, samples
         self.starts: dict[int, Start] = {}
         self.holding: dict[int, list[int]] = {}
         self.folds: list[Fold] = []

@@ -29,7 +29,7 @@ def test_the_final_value_of_a_metric_is_the_last_one_of_the_lowest_worker_that_l
 
 def test_wall_time_runs_from_the_first_lease_to_the_last_update_and_the_start_is_told_apart() -> None:
     desk = Desk("async", 2)
-    desk.coordinator.job.started_s = -3.0
+    desk.coordinator.job.started_s -= 3.0
     desk.wait(5.0)
     desk.push(0)
     desk.wait(2.0)
