@@ -25,7 +25,6 @@ from paceline.roles.coordinator import Coordinator
 from paceline.roles.effects import Effect, End, JobSettings, Note, Send, Warn
 from world import model_of
 
-
 START_S = 1000.0
 """A clock begins anywhere: whoever takes a time for a length of time is found out."""
 

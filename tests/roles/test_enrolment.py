@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from desk import Desk
-from paceline.messages import Address, Attached, Bye, Finished, Halt, Hello, Seeded, ServerHello, Serving, Welcome
+from paceline.messages import Address, Attached, Bye, Finished, Halt, Hello, Seeded, Serve, ServerHello, Serving, Welcome
 from paceline.pace import parse_pace
 from paceline.roles.coordinator import Coordinator
 from paceline.roles.effects import Effect, End, JobSettings, Note, Send
@@ -56,6 +56,17 @@ def test_a_small_model_is_not_cut_for_servers_that_nobody_asked_for() -> None:
             shards
         ]
         assert coordinator.summary()["shards"] == shards
+
+
+def test_a_server_that_comes_first_or_last_builds_its_shard_from_written_values_only() -> None:
+    for comes_last in (False, True):
+        coordinator, arrivals = gathering(1), [hello(0), (Address("server"), ServerHello(0, 9, "host"))]
+        before = [effect for sender, message in arrivals[:: 1 if comes_last else -1] for effect in coordinator.handle(sender, message, 0.0)]
+        after = coordinator.handle(Address("worker", 0), Seeded(True), 1.0)
+        assert not any(isinstance(effect.message, Serve) for effect in before if isinstance(effect, Send))
+        (serve,) = [effect.message for effect in after if isinstance(effect, Send)]
+        assert isinstance(serve, Serve)
+        assert serve.has_optimizer_state
 
 
 def begun_with_three_servers(*, joined: int, workers_come_once: bool = True) -> tuple[Coordinator, list[Effect]]:
