@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import cast
 
 import pytest
+import torch
 
 from paceline.engine.local.serving import IDLE_S, ServerProcess
+from paceline.errors import ConfigError
 from paceline.messages import COORDINATOR, SUPERVISOR, Accept, Address, Fold, Halt, Measured, Member, Message, Pull
 from paceline.ports import Delivery
 from paceline.roles.effects import Effect, Send
@@ -98,3 +100,13 @@ def test_a_server_that_loses_the_coordinator_tells_the_workers_that_are_left_bef
     seen = [Delivery(worker, Pull(0, copy=True)) for worker in (WORKER, *others)]
     port = play(Role(), *seen, None, Delivery(others[0], None), Delivery(lost, None))
     assert sorted(port.told) == [(who, message) for who in (WORKER, others[1]) for message in told]
+
+
+def test_a_device_whose_memory_does_not_suffice_is_named():
+    class Large(Role):
+        def handle(self, sender: Address, message: Message, attachments: tuple[object, ...]) -> list[Effect]:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.\nMore of it")
+
+    sentence = "--server-device cpu has too little memory for this shard: CUDA out of memory. Tried to allocate 1 GiB."
+    with pytest.raises(ConfigError, match=f"^{sentence}$"):
+        play(Large(), fold(1))

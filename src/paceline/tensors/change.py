@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from paceline.tensors.memory import typed
+from paceline.tensors.memory import Flat, typed
 from paceline.tensors.window import PIECE_ELEMENTS, Piece, Window
 
 
 class Change:
     """The change of one window after the other, over the parameter arena `memory`."""
 
-    def __init__(self, windows: Sequence[Window], memory: Tensor) -> None:
+    def __init__(self, windows: Sequence[Window], memory: Flat) -> None:
         self._windows, self._memory = windows, memory
         self._held = self._scratch = torch.empty(0)
         self._start = 0

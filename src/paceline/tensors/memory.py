@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -13,8 +14,23 @@ from paceline.logic.partition import ITEM_BYTES
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEM_BYTES}
 
 
-def typed(memory: Tensor, start: int, stop: int, dtype: str) -> Tensor:
-    """Bytes [start, stop) of a uint8 tensor as one dimension of `dtype`."""
+class Span:
+    """A copy, on `device`, of bytes [start, stop) of a longer memory, found by their places in the whole."""
+
+    def __init__(self, whole: Tensor, start: int, stop: int, device: torch.device) -> None:
+        self.device = device
+        self._bytes, self._start = whole[start:stop].to(device, copy=True), start
+
+    def __getitem__(self, places: slice) -> Tensor:
+        return self._bytes[places.start - self._start : places.stop - self._start]
+
+
+Flat: TypeAlias = Tensor | Span
+"""Flat bytes (uint8), all or some of them."""
+
+
+def typed(memory: Flat, start: int, stop: int, dtype: str) -> Tensor:
+    """Bytes [start, stop) of flat memory as one dimension of `dtype`."""
     return memory[start:stop].view(DTYPES[dtype])
 
 

@@ -94,7 +94,7 @@ def wants_fused(cls: type[optim.Optimizer], settings: Settings, tensors: list[Te
     undecided = settings.get("fused", False) is None and settings.get("foreach") is None
     # The fused SGD of torch 2.13 for the CPU leaves bfloat16 parameters unchanged, or makes them wrong.
     works = all(tensor.dtype is torch.float32 for tensor in tensors) or not issubclass(cls, optim.SGD)
-    # Elsewhere not every torch allowed has one for Adagrad.
+    # Of Adagrad there is none for other devices in the oldest torch that is allowed.
     works = works and (not issubclass(cls, optim.Adagrad) or all(tensor.is_cpu for tensor in tensors))
     return undecided and works and not settings.get("differentiable") and runs_torch_step(cls)
 
@@ -125,7 +125,7 @@ def update_settings(group: Settings, changed: Settings) -> None:
 
 
 def placed(key: str, value: object, group: Settings, device: torch.device) -> object:
-    """A value of the state of a parameter on `device`, where torch's own optimizers keep it: a counter beside whoever reads it."""
+    """A value of the state of a parameter on `device`, where torch keeps it: counters on the CPU, unless a kernel reads them."""
     counts_there = group.get("fused") or group.get("capturable")
     return value.to(device) if isinstance(value, Tensor) and (key != "step" or counts_there) else value
 

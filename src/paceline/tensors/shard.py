@@ -62,8 +62,9 @@ class Shard:
         borders = borders_of(layout, num_shards, elementwise=model.elementwise)
         self._layout = layout
         self._start, self._stop = borders[shard], borders[shard + 1]
-        self._values = check_memory(memory, parameter_arena_bytes(layout)[1], "the parameter arena")[self._start : self._stop]
-        self._place = Workplace(memory, device)
+        self._shared = check_memory(memory, parameter_arena_bytes(layout)[1], "the parameter arena")
+        self._values = memory[self._start : self._stop]
+        self._place = Workplace(memory, self._start, self._stop, device)
         own = self._memory = self._place.memory
         window_bytes = window_bytes or self._place.window_bytes
         self._windows = cut(layout, own, (self._start, self._stop), elementwise=model.elementwise, window_bytes=window_bytes)
@@ -257,7 +258,7 @@ class Shard:
         parcel = Parcel()
         for slot in self._layout.slots if buffers and self._holds_constants else ():
             if slot.spec.group < 0:
-                parcel.add_parameter(slot.index, typed(self._memory, slot.start, slot.stop, slot.spec.dtype).clone())
+                parcel.add_parameter(slot.index, typed(self._shared, slot.start, slot.stop, slot.spec.dtype).clone())
         for index, values in enumerate(self._means.values if buffers and self._means is not None else ()):
             parcel.add_buffer(index, values)
         for window in self._windows:
@@ -293,10 +294,11 @@ class Shard:
         low, high = (slot.start, slot.stop) if is_constant else (max(slot.start, self._start), min(slot.stop, self._stop))
         if low >= high or (is_constant and not self._holds_constants):
             return
-        place = typed(self._memory, low, high, slot.spec.dtype)
+        place = typed(self._shared if is_constant else self._memory, low, high, slot.spec.dtype)
         first = (low - slot.start) // place.element_size()
         place.copy_(values.reshape(-1)[first : first + place.numel()])
-        self._place.show(low, high)
+        if not is_constant:
+            self._place.show(low, high)
 
     def _source(self, arena: Tensor, start: int) -> Source:
         """What lies in a worker's arena from `start` on, as the parameters do."""

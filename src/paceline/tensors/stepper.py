@@ -17,7 +17,7 @@ from torch import Tensor
 from paceline.errors import UsageError
 from paceline.logic.partition import Slot
 from paceline.messages import ModelSpec
-from paceline.tensors.memory import DTYPES, has_bit
+from paceline.tensors.memory import DTYPES, Flat, has_bit
 from paceline.tensors.momentum import BUFFERS, scaled_momentum
 from paceline.tensors.optimizer import (
     SCALARS,
@@ -38,7 +38,7 @@ Pair: TypeAlias = tuple[Tensor, Tensor]
 class Stepper:
     """The optimizer of a shard that is not empty."""
 
-    def __init__(self, model: ModelSpec, windows: Sequence[Window], memory: Tensor) -> None:
+    def __init__(self, model: ModelSpec, windows: Sequence[Window], memory: Flat) -> None:
         by_group: dict[int, list[Tensor]] = {}
         for part in (part for window in windows for part in window.parts):
             by_group.setdefault(part.run.group, []).append(part.parameter)

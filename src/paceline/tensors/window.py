@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from paceline.logic.partition import ITEM_BYTES, Layout, Run, Slot, runs_of
-from paceline.tensors.memory import typed
+from paceline.tensors.memory import Flat, typed
 
 PIECE_ELEMENTS = 1 << 17
 """What is copied or summed in one pass and read again while the cache still holds it; workers and shards alike."""
@@ -51,7 +51,7 @@ class Bucket(NamedTuple):
 class Part:
     """One tensor that the optimizer knows: its memory, place and slots. A part is born again, smaller, when it is split."""
 
-    def __init__(self, run: Run, first: int, slots: Sequence[Slot], memory: Tensor, shape: tuple[int, ...] | None = None) -> None:
+    def __init__(self, run: Run, first: int, slots: Sequence[Slot], memory: Flat, shape: tuple[int, ...] | None = None) -> None:
         self.run = run
         self.first = first
         self.slots = slots
@@ -69,7 +69,7 @@ class Part:
         low, high = max(slot.start, self.run.start), min(slot.stop, self.run.stop)
         return (low - self.run.start) // self.item_bytes, (high - self.run.start) // self.item_bytes
 
-    def split(self, borders: Sequence[int], memory: Tensor) -> list[Part]:
+    def split(self, borders: Sequence[int], memory: Flat) -> list[Part]:
         """The parts between the byte positions `borders`, each of which is a slot's start within this one."""
         edges = [self.run.start, *borders, self.run.stop]
         return [
@@ -103,7 +103,7 @@ class Window:
         """False when a value is not finite; also for huge values, and for padding, so a look at each parameter decides."""
         return all(math.isfinite(values.sum()) for values in self.values)
 
-    def non_finite(self, memory: Tensor) -> str | None:
+    def non_finite(self, memory: Flat) -> str | None:
         """The name of a parameter with a value that is not finite; padding belongs to nobody."""
         for part in self.parts:
             for slot in part.slots:
@@ -119,7 +119,7 @@ class Window:
         self.version += 1
 
 
-def cut(layout: Layout, memory: Tensor, borders: tuple[int, int], *, elementwise: bool, window_bytes: int) -> list[Window]:
+def cut(layout: Layout, memory: Flat, borders: tuple[int, int], *, elementwise: bool, window_bytes: int) -> list[Window]:
     """The windows of the shard between `borders`, over the parameter arena `memory`.
 
     An optimizer that is not elementwise may look at all its tensors at once: it gets one window of whole parameters.
@@ -183,7 +183,7 @@ def _pieces(runs: Sequence[Run], first: int, number: int) -> list[Piece]:
     return pieces
 
 
-def _parts(runs: Sequence[Run], pieces: Sequence[Piece], slots: Sequence[Slot], memory: Tensor, *, whole: bool) -> list[Part]:
+def _parts(runs: Sequence[Run], pieces: Sequence[Piece], slots: Sequence[Slot], memory: Flat, *, whole: bool) -> list[Part]:
     parts: list[Part] = []
     for run in runs:
         piece = pieces[bisect_right(pieces, run.start, key=attrgetter("start")) - 1]

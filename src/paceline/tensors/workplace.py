@@ -13,36 +13,40 @@ import torch
 from torch import Tensor
 
 from paceline.errors import ConfigError
-from paceline.tensors.memory import DTYPES
+from paceline.tensors.memory import Flat, Span
 from paceline.tensors.reduction import Source
 from paceline.tensors.spec import CPU
 from paceline.tensors.window import PIECE_ELEMENTS, WINDOW_BYTES, Window
 
+WIDEST_BYTES = torch.float32.itemsize
 DEVICE_WINDOW_BYTES = 1 << 26
 """No cache has to hold a window there, and each costs launches and two waits."""
-WIDEST_BYTES = max(dtype.itemsize for dtype in DTYPES.values())
 
 
 class FarSource(Source):
-    """A gradient in shared memory, of which a piece is brought to the device when it is asked for."""
+    """A gradient in shared memory, of which a piece is brought into `room` on a device when it is asked for, valid until the next is."""
 
-    def __init__(self, memory: Tensor, windows: Sequence[Window], device: torch.device) -> None:
+    def __init__(self, memory: Tensor, windows: Sequence[Window], room: Tensor) -> None:
         super().__init__(memory, windows)
-        self._room = torch.empty(PIECE_ELEMENTS * WIDEST_BYTES, dtype=torch.uint8, device=device)
+        self._room = room
 
     def piece(self, number: int) -> Tensor:
-        """A piece, valid until another one is asked for."""
+        """A piece, to be read."""
         near = self.pieces[number]
         return self._room[: near.nbytes].view(near.dtype).copy_(near)
 
 
 class Workplace:
-    """`memory` is the optimizer's, over the same places as the `shared` one; `device` None: it is the same memory."""
+    """For bytes [start, stop) of the `shared` memory: `memory` is the optimizer's, with the same places.
 
-    def __init__(self, shared: Tensor, device: torch.device | None) -> None:
+    Without a `device` the optimizer works in the shared memory itself.
+    """
+
+    def __init__(self, shared: Tensor, start: int, stop: int, device: torch.device | None) -> None:
         self._shared, self._device = shared, device
-        self.memory = shared if device is None else shared.to(device, copy=True)
+        self.memory: Flat = shared if device is None else Span(shared, start, stop, device)
         self.window_bytes = WINDOW_BYTES if device is None else DEVICE_WINDOW_BYTES
+        self._room = torch.empty(0 if device is None else PIECE_ELEMENTS * WIDEST_BYTES, dtype=torch.uint8, device=device)
 
     @property
     def is_apart(self) -> bool:
@@ -50,8 +54,8 @@ class Workplace:
         return self._device is not None
 
     def source(self, memory: Tensor, windows: Sequence[Window]) -> Source:
-        """A gradient that a worker writes in `memory`, to be summed here."""
-        return Source(memory, windows) if self._device is None else FarSource(memory, windows, self._device)
+        """A gradient that a worker writes in `memory`, to be summed here; of all these one piece at a time is here."""
+        return FarSource(memory, windows, self._room) if self.is_apart else Source(memory, windows)
 
     def show(self, start: int, stop: int) -> None:
         """Bytes [start, stop) are new."""

@@ -12,7 +12,7 @@ import msgspec
 import torch
 
 from paceline.engine.carry import carry, take_bytes
-from paceline.errors import ExitCode, PacelineError, PeerLostError
+from paceline.errors import ConfigError, ExitCode, PacelineError, PeerLostError
 from paceline.logic.partition import layout_of, parameter_arena_bytes
 from paceline.messages import COORDINATOR, SUPERVISOR, Address, Attach, Failed, Finish, Halt, Measured, Message, Pull, Restate, Serve
 from paceline.ports import Delivery, Port
@@ -76,12 +76,17 @@ class ServerProcess:
         self._busy_s = 0.0
 
     def run(self) -> End:
-        """Until the run has ended; returns how."""
-        while self._end is None:
-            for delivery in self._sweep():
-                self._take(delivery)
-                if self._end is not None:
-                    break
+        """Until the run has ended; returns how. Raises ConfigError when the device's memory does not suffice."""
+        try:
+            while self._end is None:
+                for delivery in self._sweep():
+                    self._take(delivery)
+                    if self._end is not None:
+                        break
+        except torch.OutOfMemoryError as error:
+            raise ConfigError(
+                f"--server-device {self._device} has too little memory for this shard: {str(error).splitlines()[0]}"
+            ) from error
         return self._end
 
     def _sweep(self) -> list[Delivery]:
