@@ -31,7 +31,7 @@ class Gradient(NamedTuple):
 class Mate:
     """One member: `samples` are those of the step in hand."""
 
-    def __init__(self, number: int, group: Group, *, is_early: bool) -> None:
+    def __init__(self, number: int, group: Group, *, is_early: bool, device: torch.device | None) -> None:
         torch.manual_seed(0)
         self.number, self.group = number, group
         self.model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 2))
@@ -41,7 +41,7 @@ class Mate:
         self.replica = bench.replica
         self.memory = self.replica.hold()
         self.replica.point("whole")
-        self.shard = WholeShard(bench.replica._spec, self.memory, number, bench.arena, bucket_elements=1)
+        self.shard = WholeShard(bench.replica._spec, self.memory, number, bench.arena, device=device, bucket_elements=1)
         self.shard.meet((0, 1))
         self.sums = Sums(self.shard, group, is_early=is_early)
         self.samples = 0
@@ -83,14 +83,15 @@ def members_of(gradients: list[Gradient]) -> tuple[Member, ...]:
 
 
 class Crew:
-    """Two mates; `is_early`: which of them guess. To be closed."""
+    """Two mates; `is_early`: which of them guess. With a `device` their shards are there. To be closed."""
 
-    def __init__(self, *is_early: bool) -> None:
+    def __init__(self, *is_early: bool, device: torch.device | None = None) -> None:
         store, port = convene("127.0.0.1")
         seats = [(Seat(1, rank, len(is_early), "127.0.0.1"), None if rank else store) for rank in range(len(is_early))]
         self._threads = ThreadPoolExecutor(len(is_early))
         groups = self._threads.map(lambda at: Group(*at, ("127.0.0.1", port), timeout_s=20.0), seats)
-        self.mates = [Mate(rank, group, is_early=guesses) for (rank, group), guesses in zip(enumerate(groups), is_early, strict=True)]
+        pairs = zip(groups, is_early, strict=True)
+        self.mates = [Mate(rank, group, is_early=guesses, device=device) for rank, (group, guesses) in enumerate(pairs)]
 
     def update(self, gradients: list[Gradient]) -> None:
         """All make the update, side by side."""
@@ -124,9 +125,11 @@ class Crew:
         self._threads.shutdown()
 
 
-def played(seed: int, num_updates: int, *is_early: bool, then: Callable[[Crew], object] = lambda _: None) -> list[Tensor]:
+def played(
+    seed: int, num_updates: int, *is_early: bool, device: torch.device | None = None, then: Callable[[Crew], object] = lambda _: None
+) -> list[Tensor]:
     """What a new crew's parameters were behind each update; `then` looks at the crew."""
-    crew = Crew(*is_early)
+    crew = Crew(*is_early, device=device)
     try:
         states = crew.play(seed, num_updates)
         then(crew)

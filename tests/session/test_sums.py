@@ -32,6 +32,10 @@ def test_an_update_is_the_same_to_the_bit_whether_buckets_left_early_or_not_or_w
     assert again[0] == again[1] > 0
 
 
+def test_shards_on_a_device_come_to_the_same_parameters() -> None:
+    played(0, 10, True, False, device=torch.device("cpu"))  # a device that is the CPU: the shards are a copy all the same
+
+
 def test_the_checks_notice_when_a_changed_gradient_does_not_spoil_the_guess(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Early, "is_missed", property(lambda _: False, lambda *_: None), raising=False)
     with pytest.raises(AssertionError):

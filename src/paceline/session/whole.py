@@ -12,8 +12,10 @@ from paceline.engine.link import Link
 from paceline.errors import ProtocolError
 from paceline.messages import Fold, Form, Message, ModelSpec, Restate
 from paceline.roles.talk import Together
+from paceline.session.run import say
 from paceline.session.sums import Sums
 from paceline.tensors.replica import Replica
+from paceline.tensors.spec import CPU
 from paceline.tensors.state import assemble
 from paceline.tensors.whole import Own, WholeShard
 from paceline.transport.collective import Group, GroupError, Seat, convene
@@ -25,11 +27,11 @@ EXCHANGES = 2
 
 
 class Whole:
-    """All shards of worker `worker`, from the first group on that it is in; `arena` has its gradients."""
+    """All shards of worker `worker`, from the first group on that it is in; `arena` has its gradients, its model is on `device`."""
 
-    def __init__(self, link: Link, spec: ModelSpec, replica: Replica, arena: torch.Tensor) -> None:
+    def __init__(self, link: Link, spec: ModelSpec, replica: Replica, arena: torch.Tensor, *, device: torch.device = CPU) -> None:
         self._link, self._spec, self._replica, self._arena = link, spec, replica, arena
-        self._me = link.member.worker
+        self._me, self._device = link.member.worker, device
         self._shard: WholeShard | None = None
         self._group: Group | None = None
         self._sums: Sums | None = None
@@ -118,9 +120,14 @@ class Whole:
         convened, self._convened = self._convened, None
         seat = Seat(form.generation, form.workers.index(self._me), len(form.workers), self._link.surroundings.address)
         if seat.size > 1:
-            self._group = Group(seat, convened if seat.rank == 0 else None, (form.host, form.port), timeout_s=GROUP_TIMEOUT_S)
+            store, at = convened if seat.rank == 0 else None, (form.host, form.port)
+            self._group = Group(seat, store, at, timeout_s=GROUP_TIMEOUT_S, on=self._device)
+            if self._group.remark and seat.rank == 0:
+                say(f"the group sums on the CPU, by Gloo: {self._group.remark}")
         if form.fresh:
-            self._shard = WholeShard(self._spec, self._replica.hold(), self._me, self._arena)
+            where = self._device if self._group is None else self._group.device
+            device = where if where.type == "cuda" else None
+            self._shard = WholeShard(self._spec, self._replica.hold(), self._me, self._arena, device=device)
             states = [self._link.bytes_of(part) for part in parts]
             self._shard.take(assemble(self._spec, len(states), states), parameters=False, optimizer=True)
         self._workers = form.workers

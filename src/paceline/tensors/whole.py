@@ -29,11 +29,21 @@ class WholeShard(Shard):
     """The only shard of a model, over memory of worker `worker`'s own; `arena` is where that worker's gradients are.
 
     In a group of one the gradient is applied where it lies, else summed in buckets of `bucket_elements`; `spans` says which
-    bytes of a gradient each of them is, in their order. One member, who speaks, tells the norm, which is the same in all.
+    bytes of a gradient each of them is, in their order. One member, who speaks, tells the norm, which is the same in all. With
+    a `device` they are summed and stepped there.
     """
 
-    def __init__(self, model: ModelSpec, memory: Tensor, worker: int, arena: Tensor, *, bucket_elements: int = BUCKET_ELEMENTS) -> None:
-        super().__init__(model, 0, 1, memory)
+    def __init__(
+        self,
+        model: ModelSpec,
+        memory: Tensor,
+        worker: int,
+        arena: Tensor,
+        *,
+        device: torch.device | None = None,
+        bucket_elements: int = BUCKET_ELEMENTS,
+    ) -> None:
+        super().__init__(model, 0, 1, memory, device=device)
         self._me = worker
         self._is_alone = self._speaks = True
         self._has_met = False

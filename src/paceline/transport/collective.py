@@ -1,4 +1,4 @@
-"""A group of workers that sum tensors among themselves through torch.distributed (Gloo: gradients lie in memory of the CPU).
+"""A group of workers that sum tensors among themselves through torch.distributed: by NCCL where each has a GPU of its own, else by Gloo.
 
 A sum is not atomic: when one of the group is lost some may have it and others not, so what comes of it is for a vote. A group
 that broke is not used again; it is let go of in a thread of its own, for its end waits until what is stuck in it times out.
@@ -6,9 +6,11 @@ that broke is not used again; it is let go of in a thread of its own, for its en
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -24,6 +26,10 @@ STORE_S = 15.0
 PIECE_BYTES = 1 << 24
 """What is summed to measure a group."""
 MEASURED_TIMES = 3
+CPU = torch.device("cpu")
+NO_NCCL = "no NCCL"
+NCCL_SETTINGS = {"TORCH_NCCL_BLOCKING_WAIT": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
+"""A sum that fails is an error of who waits for it, not the end of the process."""
 
 
 class GroupError(PacelineError):
@@ -31,9 +37,10 @@ class GroupError(PacelineError):
 
 
 class Adding(NamedTuple):
-    """A part whose sum is on its way."""
+    """A part whose sum is on its way: `there`, where the group sums, which may be the part itself."""
 
     part: Tensor
+    there: Tensor
     work: Any
 
 
@@ -44,6 +51,30 @@ class Seat(NamedTuple):
     rank: int
     size: int
     host: str
+
+
+def device_name(device: torch.device) -> str:
+    """What a member tells of the device that its model is on: nothing of a CPU, of a GPU which one it is, or NO_NCCL."""
+    if device.type != "cuda":
+        return ""
+    return str(torch.cuda.get_device_properties(device).uuid) if dist.is_nccl_available() else NO_NCCL
+
+
+def backend_for(names: Sequence[str]) -> tuple[str, str]:
+    """What sums for members on these devices, and why it is not NCCL where there are GPUs.
+
+    >>> backend_for(["GPU-1", "GPU-2"]), backend_for(["", ""])
+    (('nccl', ''), ('gloo', ''))
+    >>> backend_for(["GPU-1", "GPU-1"])
+    ('gloo', 'some of its workers share a GPU')
+    """
+    if not any(names):
+        return "gloo", ""
+    if NO_NCCL in names:
+        return "gloo", "torch was built without NCCL"
+    if not all(names):
+        return "gloo", "only some of its workers' models are on a GPU"
+    return ("nccl", "") if len(set(names)) == len(names) else ("gloo", "some of its workers share a GPU")
 
 
 def convene(host: str) -> tuple[dist.TCPStore, int]:
@@ -57,20 +88,40 @@ def convene(host: str) -> tuple[dist.TCPStore, int]:
 class Group:
     """One generation of a group of more than one; every member calls the same methods in the same order.
 
-    `store` is there in the member that convened it. An operation may take `timeout_s`. Raises GroupError, as all methods do.
+    `store` is there in the member that convened it. An operation may take `timeout_s`. This member's model is on the device
+    `on`; the group's sums are made on `device`, and `remark` is why that is not where the models are. Raises GroupError, as all
+    methods do.
     """
 
-    def __init__(self, seat: Seat, store: dist.TCPStore | None, address: tuple[str, int], *, timeout_s: float) -> None:
+    def __init__(
+        self, seat: Seat, store: dist.TCPStore | None, address: tuple[str, int], *, timeout_s: float, on: torch.device = CPU
+    ) -> None:
         self._seat = seat
         self._timeout = timedelta(seconds=timeout_s)
         host, port = address
         try:
             self._store = store or dist.TCPStore(host, port, None, False, timedelta(seconds=STORE_S), wait_for_workers=False)
-            self._group: Any = self._open(dist.PrefixStore(f"paceline/{seat.generation}", self._store))
+            shared = dist.PrefixStore(f"paceline/{seat.generation}", self._store)
+            shared.set(f"device/{seat.rank}", device_name(on))
+            backend, self.remark = backend_for([shared.get(f"device/{rank}").decode() for rank in range(seat.size)])
+            self.device = on if backend == "nccl" else CPU
+            self._group: Any = self._open_nccl(shared) if backend == "nccl" else self._open_gloo(shared)
         except RuntimeError as error:
             raise self._failed("meet", error) from error
 
-    def _open(self, store: dist.Store) -> Any:
+    def _open_nccl(self, store: dist.Store) -> Any:
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = self._timeout  # noqa: SLF001
+        before = {name: os.environ.get(name) for name in NCCL_SETTINGS}
+        os.environ.update(NCCL_SETTINGS)  # read once, now
+        try:
+            return dist.ProcessGroupNCCL(store, self._seat.rank, self._seat.size, options)
+        finally:
+            for name, value in before.items():
+                os.environ.pop(name)
+                os.environ.update({} if value is None else {name: value})
+
+    def _open_gloo(self, store: dist.Store) -> Any:
         # as torch's own `init_process_group` makes one, but at this address and beside whatever groups the script has
         gloo: Any = dist.ProcessGroupGloo
         options = gloo._Options()  # noqa: SLF001
@@ -83,7 +134,8 @@ class Group:
         options = dist.AllreduceOptions()
         options.timeout = self._timeout + timedelta(seconds=ahead_s)
         try:
-            return Adding(part, self._group.allreduce([part], options))
+            there = part.to(self.device)
+            return Adding(part, there, self._group.allreduce([there], options))
         except RuntimeError as error:
             raise self._failed("sum", error) from error
 
@@ -92,6 +144,8 @@ class Group:
         try:
             for adding in addings:
                 adding.work.wait(self._timeout)
+                if adding.there is not adding.part:
+                    adding.part.copy_(adding.there)
         except RuntimeError as error:
             raise self._failed("sum", error) from error
 
@@ -101,16 +155,17 @@ class Group:
 
     def gather(self, own: Tensor) -> Sequence[Tensor]:
         """What each member gives, by rank; all of one shape and dtype."""
-        others = [torch.empty_like(own) for _ in range(self._seat.size)]
         try:
-            self._group.allgather([others], [own]).wait(self._timeout)
+            there = own.to(self.device)
+            others = [torch.empty_like(there) for _ in range(self._seat.size)]
+            self._group.allgather([others], [there]).wait(self._timeout)
+            return [other.to(own.device) for other in others]
         except RuntimeError as error:
             raise self._failed("gather", error) from error
-        return others
 
     def sum_s(self, size_bytes: int) -> float:
         """What summing so many bytes takes, reckoned from the best of some sums of a piece."""
-        piece = torch.zeros(max(1, min(size_bytes, PIECE_BYTES) // 4))
+        piece = torch.zeros(max(1, min(size_bytes, PIECE_BYTES) // 4), device=self.device)
         taken: list[float] = []
         for _ in range(MEASURED_TIMES):
             start_s = time.perf_counter()
@@ -121,13 +176,22 @@ class Group:
     def close(self) -> None:
         """Let the group go; returns at once."""
         held = [self._group, self._store]
+        aborts = self.device.type != CPU.type
         self._group = self._store = None
         # no daemon: Python must not end while torch takes its threads down
-        thread = threading.Thread(target=held.clear, name="paceline group")
+        thread = threading.Thread(target=_let_go, args=(held,), kwargs={"aborts": aborts}, name="paceline group")
         try:
             thread.start()
         except RuntimeError:  # Python is ending, and begins no thread any more
-            held.clear()
+            _let_go(held, aborts=aborts)
 
     def _failed(self, what: str, error: Exception) -> GroupError:
         return GroupError(f"worker group {self._seat.generation} could not {what}: {first_line(error)[:300]}")
+
+
+def _let_go(held: list[Any], *, aborts: bool) -> None:
+    """End what a group is made of; what is stuck on a GPU never ends by itself."""
+    if aborts:
+        with suppress(RuntimeError):
+            held[0].abort()
+    held.clear()
