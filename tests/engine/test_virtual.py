@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import tomllib
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,9 @@ from paceline.cli import main
 from paceline.dash.report import write_report
 from paceline.engine.virtual import run as virtual_run
 from paceline.engine.virtual import stage
+from paceline.engine.virtual.prints import Prints
+from paceline.errors import WriteError
+from paceline.trace.record import RunRecord
 from virtually import Played, play, script
 
 UNEVEN = """
@@ -259,6 +263,40 @@ def test_a_script_that_hangs_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
     release.set()
     assert run.code == 5
     assert "worker 0 has run for 0.2 s without a call into Paceline" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+def test_a_full_disk_ends_the_run_and_what_was_not_folded_is_not_counted(
+    gradients: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    note, told = RunRecord.note, count()
+
+    def fills_up(self: RunRecord, event: dict[str, object], now_s: float) -> None:
+        if next(told) == 20:
+            raise WriteError("events.jsonl could not be written: No space left on device")
+        note(self, event, now_s)
+
+    monkeypatch.setattr(RunRecord, "note", fills_up)
+    run = play(tmp_path, script(), gradients=gradients)
+    assert run.code == run.summary["exit"] == 3
+    assert "paceline: events.jsonl could not be written: No space left on device\n" in capfd.readouterr().err
+    ledger = run.summary["ledger"]
+    assert 0 < ledger["once"] < 96
+    assert ledger["once"] + ledger["skipped"] == 96
+
+
+def test_a_log_that_cannot_be_closed_is_told_unless_something_else_is(tmp_path: Path) -> None:
+    def printed(*raised: Exception) -> None:
+        with Prints(tmp_path, lambda: 0, lambda *_: None) as prints:
+            full = prints._logs[0] = open("/dev/full", "w", encoding="utf-8")  # noqa: SIM115
+            full.write("it is buffered")
+            for error in raised:
+                raise error
+
+    with pytest.raises(WriteError, match=r"worker-0\.log could not be written: No space left on device"):
+        printed()
+    with pytest.raises(ValueError, match="oh no"):
+        printed(ValueError("oh no"))
 
 
 def test_a_model_on_a_gpu_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -227,7 +227,8 @@ def test_what_is_wrong_is_told_in_one_sentence(tmp_path: Path, capsys: pytest.Ca
     given = [str(tmp_path / word) if word in summaries else word for word in options]
     out = [] if "--out" in given else ["--out", str(tmp_path / "cluster.toml")]
     assert main(["calibrate", *given, *out]) == 2
-    last = capsys.readouterr().err.splitlines()[-1]
+    *before, last = capsys.readouterr().err.splitlines()
     assert last.startswith("paceline: ")
     assert says in last
+    assert not before or options[0] in summaries, "it is told before anything is measured"
     assert not (tmp_path / "cluster.toml").exists()

@@ -107,6 +107,7 @@ def calibrate_command(words: Sequence[str], options: CalibrateOptions, *, say: S
     from paceline.plan.calibrate import check_new, machine_cluster, run_cluster, write_cluster
     from paceline.plan.machine import measure_machine
     from paceline.plan.planner import profile_alone
+    from paceline.trace.record import read_summary
 
     launch = find_launch(os.environ)
     if launch is not None and launch.world_size > 1:
@@ -115,12 +116,13 @@ def calibrate_command(words: Sequence[str], options: CalibrateOptions, *, say: S
         raise ConfigError(f"calibrate takes the directory of one run, got {len(words)}: {', '.join(words)}")
     path = Path(options.out)
     check_new(path)
+    profile = profile_alone(options.script, words) if options.script is not None else None
+    run_dir = Path(words[0]) if words and profile is None else None
+    if run_dir is not None:
+        read_summary(run_dir)  # a directory that holds no run is told before anything is measured
     say("measuring memory and sockets")
     machine = measure_machine()
-    if options.script is not None:
-        cluster = machine_cluster(machine, profile_alone(options.script, words))
-    else:
-        cluster = run_cluster(Path(words[0]), machine) if words else machine_cluster(machine, None)
+    cluster = machine_cluster(machine, profile) if run_dir is None else run_cluster(run_dir, machine)
     write_cluster(cluster, path)
     _tell_cluster(cluster, path)
     return ExitCode.OK

@@ -16,7 +16,7 @@ from paceline.engine.virtual.network import Network
 from paceline.engine.virtual.seams import Books, Luggage
 from paceline.engine.virtual.service import Service
 from paceline.engine.virtual.timeline import Timeline
-from paceline.errors import ExitCode
+from paceline.errors import ExitCode, PacelineError
 from paceline.logic.gate import admit
 from paceline.logic.partition import borders_of, layout_of
 from paceline.messages import COORDINATOR, Address, Bye, Failed, Fold, Measured, Message, Params, Ready, Serve, ServerHello
@@ -100,6 +100,10 @@ class Job:
     def interrupt(self, code: int, sentence: str) -> None:
         """The run is ended from outside."""
         self.fail(Failed(code, sentence))
+
+    def cut_short(self, error: PacelineError) -> None:
+        """Nothing happens any more, for a reason outside of the job: its books close as they are."""
+        self.coordinator.job.end(error.exit_code, str(error))
 
     def _left(self, member: Member, reason: str) -> None:
         if self.end is None:

@@ -29,13 +29,19 @@ class Prints(io.TextIOBase):
         sys.stdout = sys.stderr = self
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         sys.stdout, sys.stderr = self._kept
         for worker, text in self._partial.items():
             if text:
                 self._show(worker, text)
-        for log in self._logs.values():
-            log.close()
+        failures: list[WriteError] = []
+        for worker, log in self._logs.items():
+            try:
+                log.close()
+            except OSError as error:
+                failures.append(self._failure(worker, error))
+        if failures and kind is None:
+            raise failures[0]
 
     def writable(self) -> bool:
         """It is."""
@@ -54,14 +60,19 @@ class Prints(io.TextIOBase):
 
     def note(self, worker: int, text: str) -> None:
         """Add to a worker's log, as long as there is room in it."""
-        path = self._folder / f"worker-{worker}.log"
         room = self._rooms.setdefault(worker, MAX_LOG_BYTES) - len(text)
         if room < 0:
             return
         self._rooms[worker] = room
         try:
             if worker not in self._logs:
-                self._logs[worker] = path.open("a", encoding="utf-8", errors="backslashreplace", buffering=1)
+                self._logs[worker] = self._path(worker).open("a", encoding="utf-8", errors="backslashreplace", buffering=1)
             self._logs[worker].write(text)
         except OSError as error:
-            raise WriteError(f"{path} could not be written: {error.strerror or error}") from error
+            raise self._failure(worker, error) from error
+
+    def _path(self, worker: int) -> Path:
+        return self._folder / f"worker-{worker}.log"
+
+    def _failure(self, worker: int, error: OSError) -> WriteError:
+        return WriteError(f"{self._path(worker)} could not be written: {error.strerror or error}")

@@ -95,6 +95,9 @@ class VirtualRun:
                 end = job.run(partial(self._look, books, job))
             if end.code == ExitCode.OK:
                 self._write_final(job, luggage)
+        except PacelineError as error:
+            job.cut_short(error)
+            raise
         finally:
             books.close()
             self._summary |= job.coordinator.summary()
@@ -133,6 +136,9 @@ class VirtualRun:
         try:
             with uncollected():
                 return job.run(partial(self._look, books, job))
+        except PacelineError as error:
+            job.cut_short(error)
+            raise
         finally:
             books.close()
             self._summary |= job.coordinator.summary()
