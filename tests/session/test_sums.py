@@ -75,7 +75,7 @@ def test_one_who_accumulates_learns_to_wait_for_the_last_backward_pass() -> None
     assert [(mate.sums.num_again, mate.sums.num_early) for mate in crew.mates] == [(0, 15), (0, 15)]
 
 
-def test_who_guesses_wrong_again_and_again_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_guesses_wrong_again_and_again_stops_and_says_so(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sums, "MOST_WRONG", 3)
     crew = Crew(True, True)
     try:
@@ -83,6 +83,7 @@ def test_who_guesses_wrong_again_and_again_stops(monkeypatch: pytest.MonkeyPatch
     finally:
         crew.close()
     assert [mate.sums.num_wrong for mate in crew.mates] == [3, 3]
+    assert capfd.readouterr().err.count("paceline: sums begin at opt.step() from now on: 3 times a gradient was changed") == 2
 
 
 def test_a_group_that_breaks_during_the_backward_pass_is_told_of_at_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:

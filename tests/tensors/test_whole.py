@@ -35,6 +35,28 @@ def test_what_a_lost_member_had_summed_is_forgotten_by_the_one_that_is_left() ->
         assert torch.allclose(saved[index].view(gradient.shape), before[index] - 0.5 * gradient)
 
 
+def test_what_a_broken_group_still_writes_is_in_no_update_of_the_next_one() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(5, 3)
+    job = Job(model, optim.SGD(model.parameters(), lr=0.5), num_workers=2)
+    gradients = [torch.randn(spec.shape) for spec in job.spec.parameters]
+    job.write(0, gradients)
+    before = {index: view.clone() for index, view in job.views.items()}
+    shard = whole_of(job, 0)
+    shard.meet((0, 1))
+    stuck = shard.fill(0, Own(0, 2.0))
+    shard.meet((0, 1))
+    assert len(shard.spans) == 1
+    shard.fill(0, Own(0, 2.0))
+    shard.filled()
+    stuck.fill_(torch.nan)  # its peer woke up
+    shard.reduce((Member(0, 0, 1, 0, 2.0),), 0.5)
+    shard.apply(factor=1.0, lr_factor=1.0, hyper=b"", absent=b"")
+    saved = unpack(shard.save(optimizer=False)).parameters
+    for index, gradient in enumerate(gradients):
+        assert torch.allclose(saved[index].view(gradient.shape), before[index] - 0.5 * gradient)
+
+
 def test_what_no_optimizer_holds_goes_to_the_servers_too() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
     frozen = model[1].requires_grad_(requires_grad=False)

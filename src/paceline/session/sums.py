@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 
 from paceline.logic.early import Early
+from paceline.session.run import say
 from paceline.tensors.whole import Own, WholeShard
 from paceline.transport.collective import Adding, Group, GroupError
 
@@ -19,6 +20,10 @@ AHEAD_S = 30.0
 
 MOST_WRONG = 3
 """Who has guessed wrong so often stops to guess: each time costs everybody a sum."""
+STOPS = (
+    f"sums begin at opt.step() from now on: {MOST_WRONG} times a gradient was changed after its backward pass or was in no update, "
+    "and all had to sum again"
+)
 
 
 class Sums:
@@ -66,6 +71,8 @@ class Sums:
         begun = [*self._begun, *(group.begin(shard.fill(bucket, own)) for bucket in buckets[early.num_left :]), group.begin(wrong)]
         self._begun, self._guess = [], None
         self.num_wrong += is_wrong
+        if is_wrong and self.num_wrong == MOST_WRONG:
+            say(STOPS)
         early.summed()
         group.finish(begun)
         if wrong.item():
