@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -70,6 +71,22 @@ def test_a_run_alone_is_worker_0_of_1_and_ends_when_it_is_stopped(run: Run, caps
             run.stop("good enough")
     assert seen == [0, 1]
     assert "epoch 1: loss 0.5, accuracy 1" in capsys.readouterr().err
+
+
+def test_what_is_logged_alone_is_said_once_also_behind_the_last_epoch(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at_end: list[partial[None]] = []
+    monkeypatch.setattr("atexit.register", lambda call, *told: at_end.append(partial(call, *told)))
+    monkeypatch.setattr("paceline.session._run", None)
+    run = paceline.init()
+    for _ in run.epochs(1):
+        run.log(loss=0.5)
+    run.log(error=0.25)
+    capsys.readouterr()
+    for _ in range(2):
+        at_end[-1]()
+    assert capsys.readouterr().err == "paceline: at the end: loss 0.5, error 0.25\n"
 
 
 def test_a_second_init_is_refused(run: Run) -> None:

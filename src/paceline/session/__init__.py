@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Mapping
 
@@ -39,7 +40,8 @@ def init(pace: str | Mode | None = None, **settings: object) -> Run:
     if link is None:
         # alone, no quorum is too large: the script is to run as it is
         resolved = resolve(cores=MOST_PROCESSES, stamp="", init=wishes, environ=os.environ)
-        _run = Solo(start_of(resolved.settings.pace))
+        _run = alone = Solo(start_of(resolved.settings.pace))
+        atexit.register(alone.tell, "at the end")
         say("alone, as under plain `python`; `paceline run SCRIPT` trains with several workers")
         return _run
     wished = "" if pace is None else as_mode(pace).name

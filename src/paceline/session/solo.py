@@ -21,6 +21,7 @@ class Solo(Run):
         self._pace = pace
         self._prepared: Prepared | None = None
         self._why_stopped = ""
+        self._is_news = False
 
     @property
     def pace(self) -> Pace:
@@ -37,8 +38,7 @@ class Solo(Run):
             if self._why_stopped:
                 return
             yield epoch
-            if self.last:
-                say(f"epoch {epoch}: " + ", ".join(f"{name} {value:.6g}" for name, value in self.last.items()))
+            self.tell(f"epoch {epoch}")
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
         """`torch.nn.utils.clip_grad_norm_` on the prepared model."""
@@ -49,6 +49,13 @@ class Solo(Run):
     def log(self, **metrics: float | torch.Tensor) -> None:
         """Keep the last value of each."""
         self.last.update({name: number_of(value, f"run.log({name}=...)") for name, value in metrics.items()})
+        self._is_news = True
+
+    def tell(self, when: str) -> None:
+        """Say the last value of each metric, unless nothing was logged since it was said."""
+        if self._is_news:
+            self._is_news = False
+            say(f"{when}: " + ", ".join(f"{name} {value:.6g}" for name, value in self.last.items()))
 
     def mean(self, x: float | torch.Tensor, n: float | None = None) -> float:  # noqa: ARG002 - the mean of one
         """`x` itself."""
