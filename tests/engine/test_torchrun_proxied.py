@@ -20,6 +20,8 @@ from paceline.transport.keys import write_key_file
 from proxy import FAIR, Proxy, Weather
 from ranks import Ranks
 
+pytestmark = pytest.mark.timeout(300)
+
 Launched = Callable[..., Ranks]
 SILENCE_S = 6.0
 ENDS_WITHIN_S = SILENCE_S + 30.0
