@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar, cast
 from paceline.config import Resolved
 from paceline.engine.carry import carry, take_bytes
 from paceline.engine.surroundings import Surroundings
-from paceline.errors import DeadlineError, PeerLostError, RunEnded
+from paceline.errors import DeadlineError, PacelineError, PeerLostError, RunEnded
 from paceline.messages import COORDINATOR, Address, Halt, Hello, Welcome
 from paceline.ports import Delivery, Port
 from paceline.roles.effects import Send
@@ -61,7 +61,7 @@ class Link:
         self.resolved = resolved
         self.surroundings = surroundings or Surroundings()
         self.joined = self.has_run = False
-        self.on_written: Callable[[int, int], bool] | None = None
+        self.on_written: Callable[[int, int], None] | None = None
         self.before_bye: list[Callable[[], object]] = []
         self._port = port
         self._patience_s = max(resolved.settings.patience_s, LEAST_WAIT_S)
@@ -94,7 +94,7 @@ class Link:
         try:
             carry(self._port, send)
         except PeerLostError as error:
-            too = ", and the coordinator is gone" if self._await_reason() and str(COORDINATOR) not in str(error) else ""
+            too = ", and the coordinator is gone" if self._await_reason() and send.to != COORDINATOR else ""
             raise PeerLostError(f"worker {self.member.worker} cannot go on: {error}{too}") from None
 
     def _receive(self, why: str) -> Delivery:
@@ -105,7 +105,7 @@ class Link:
             names = ", ".join(map(str, late or [COORDINATOR]))
             raise DeadlineError(f"worker {self.member.worker} waited {patience_s:g} s for {names} to {why}")
         if isinstance(delivery.message, Halt):
-            raise RunEnded(delivery.message.code, delivery.message.sentence)
+            raise self._ended(delivery.sender, delivery.message)
         if isinstance(delivery.message, Welcome):
             self._num_shards = delivery.message.num_servers
         if delivery.message is None:
@@ -132,10 +132,16 @@ class Link:
         while (left_s := until_s - monotonic()) > 0.0:
             delivery = self._port.receive(left_s)
             if delivery is not None and isinstance(delivery.message, Halt):
-                raise RunEnded(delivery.message.code, delivery.message.sentence)
+                raise self._ended(delivery.sender, delivery.message)
             if delivery is not None and delivery.message is None and delivery.sender.role != "server":
                 return delivery.sender == COORDINATOR
         return False
+
+    def _ended(self, sender: Address, halt: Halt) -> PacelineError:
+        """The coordinator ends the run; a server can only say whom it has lost, and its workers with it."""
+        if sender.role == "server":
+            return PeerLostError(f"worker {self.member.worker} cannot go on: {halt.sentence}")
+        return RunEnded(halt.code, halt.sentence)
 
     # --- memory -------------------------------------------------------------------------------------------
 
