@@ -117,6 +117,8 @@ def test_a_log_on_a_full_disk_fails_once_and_lines_go_on() -> None:
 
 
 def test_a_child_that_does_not_come_to_listen_says_why(tmp_path: Path) -> None:
+    piped = Piped(tmp_path / "log")
+
     def told(*messages: Message, ends: bool) -> Listening:
         ours, theirs = pair()
         parent, child = SocketPort(SUPERVISOR), SocketPort(WORKER)
@@ -127,7 +129,7 @@ def test_a_child_that_does_not_come_to_listen_says_why(tmp_path: Path) -> None:
         if ends:
             child.close()
         try:
-            return await_listening(parent, WORKER, timeout_s=0.1)
+            return await_listening(parent, WORKER, piped.output, timeout_s=0.1)
         finally:
             child.close()
             parent.close()
@@ -135,8 +137,12 @@ def test_a_child_that_does_not_come_to_listen_says_why(tmp_path: Path) -> None:
     assert told(Remark("soon"), Listening("::1", 7), ends=False) == Listening("::1", 7)
     with pytest.raises(ConfigError, match=r"^port 7 is in use$"):
         told(Failed(2, "port 7 is in use"), ends=True)
-    with pytest.raises(ConfigError, match=r"^worker 2 ended as it began; what it printed is in its log, in the run directory$"):
+    with pytest.raises(ConfigError, match=r"^worker 2 ended as it began, and printed nothing$"):
         told(ends=True)
+    os.write(piped.writer, b"Traceback\n  File x\n    import y\n\nModuleNotFoundError: y\n")
+    with pytest.raises(ConfigError, match=r"^worker 2 ended as it began, and printed last: File x \| import y \| ModuleNotFoundError: y$"):
+        told(ends=True)
+    assert (tmp_path / "log").read_bytes().endswith(b"ModuleNotFoundError: y\n")
     with pytest.raises(DeadlineError, match=r"^worker 2 did not listen within 0\.1 s$"):
         told(Remark("soon"), ends=False)
 

@@ -22,6 +22,7 @@ import msgspec
 
 from paceline.config import Resolved
 from paceline.engine.carry import take_bytes
+from paceline.engine.local.output import Output
 from paceline.errors import ConfigError, DeadlineError
 from paceline.messages import SUPERVISOR, Address, Failed, Listening
 from paceline.transport import memory
@@ -120,10 +121,11 @@ def start(
     return Started(process, ours)
 
 
-def await_listening(port: SocketPort, who: Address, timeout_s: float = LISTEN_S) -> Listening:
+def await_listening(port: SocketPort, who: Address, output: Output, timeout_s: float = LISTEN_S) -> Listening:
     """Where a child that was just started listens, as it tells its parent over `port`.
 
-    Raises ConfigError with what keeps it from that, or when it ends; DeadlineError when it does not tell in time.
+    Raises ConfigError with what keeps it from that, or when it ends, with the last of its `output`; DeadlineError when it does not
+    tell in time.
     """
     deadline_s = monotonic() + timeout_s
     while (left_s := deadline_s - monotonic()) > 0.0:
@@ -134,7 +136,8 @@ def await_listening(port: SocketPort, who: Address, timeout_s: float = LISTEN_S)
             case Failed(sentence=sentence):
                 raise ConfigError(sentence)
             case None if delivery is not None:
-                raise ConfigError(f"{who} ended as it began; what it printed is in its log, in the run directory")
+                said = output.last_words()
+                raise ConfigError(f"{who} ended as it began, and printed {f'last: {said}' if said else 'nothing'}")
             case _:
                 pass
     raise DeadlineError(f"{who} did not listen within {timeout_s:g} s")

@@ -6,11 +6,14 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from paceline.engine.local.blame import shorten
 from paceline.errors import WriteError
 
 MAX_LOG_BYTES = 1 << 30
 MAX_LINE_BYTES = 1 << 16
 READ_BYTES = 1 << 16
+LAST_LINES, LAST_CHARACTERS = 3, 200
+"""Of what a process has printed last, in a sentence."""
 
 
 class Log:
@@ -89,6 +92,12 @@ class Output:
         self.dry = False
         while not (self.ended or self.dry):
             read()
+
+    def last_words(self) -> str:
+        """What the pipe still holds of a process that has ended goes into the log; returns the last of it, "" without any."""
+        lines: list[str] = []
+        self.drain(lambda: lines.extend(self.read()))
+        return " | ".join(shorten(line.strip(), LAST_CHARACTERS) for line in [line for line in lines if line.strip()][-LAST_LINES:])
 
     def note(self, text: str) -> None:
         """Add our own lines to the log."""

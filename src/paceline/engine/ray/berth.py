@@ -71,7 +71,7 @@ class Berth:
         if told.role != "server":
             return {}
         try:
-            listening = await_listening(self._port, told.me)
+            listening = await_listening(self._port, told.me, self._child.output)
             return {"host": listening.host, "port": listening.port}
         except PacelineError as error:
             return {"error": str(error)}

@@ -69,8 +69,9 @@ class Nursery:
             started = start(brief, listener, (), modules)
         self._port.adopt(brief.me, started.sock)
         name = brief.role if brief.role == "coordinator" else f"{brief.role}-{brief.id}"
-        self.children.append(Child(brief.me, started, self._run_dir / LOGS / f"{name}.log"))
-        told = await_listening(self._port, brief.me)
+        child = Child(brief.me, started, self._run_dir / LOGS / f"{name}.log")
+        self.children.append(child)
+        told = await_listening(self._port, brief.me, child.output)
         return Endpoint(told.host, told.port)
 
     def brief(self, blank: Brief) -> Brief:
