@@ -10,12 +10,14 @@ import pytest
 from paceline.engine import surroundings
 from paceline.engine.surroundings import Surroundings
 from paceline.engine.torchrun.interfaces import interfaces
+from paceline.engine.torchrun.join import Launched
 from paceline.engine.torchrun.launch import Launch, find_launch, first_host
 from paceline.engine.torchrun.place import Place, connect_near, host_of, machine, name_here, shares_memory, trust_at
 from paceline.errors import ConfigError
 from paceline.messages import COORDINATOR, Address
 from paceline.transport.connection import listener_at
 from paceline.transport.shm import SocketPort
+from paceline.transport.wire import Wire
 
 TORCHRUN = {
     "RANK": "3",
@@ -143,6 +145,11 @@ def test_processes_of_one_machine_share_memory_where_they_can_and_are_told_where
 def test_a_public_address_without_a_key_is_refused_and_a_wire_must_be_one() -> None:
     with pytest.raises(ConfigError, match="a key is needed"):
         trust_at("10.0.0.7", {})
+    with pytest.raises(ConfigError, match=r"^203\.0\.113\.5 is not a loopback address, so a key is needed"):
+        trust_at("127.0.0.1", {"PACELINE_ADVERTISE": "203.0.113.5:31000"})
+    with pytest.raises(ConfigError, match=r"^10\.0\.0\.7 is not a loopback address, so a key is needed"):
+        trust_at("10.0.0.7", {"PACELINE_ADVERTISE": "127.0.0.2"})
+    assert trust_at("127.0.0.1", {"PACELINE_ADVERTISE": "127.0.0.2:31000"}).wire is Wire.PLAIN
     with pytest.raises(ConfigError, match=r"PACELINE_WIRE: 'rot13' is not allowed, it must be plain or mac or tls"):
         trust_at("127.0.0.1", {"PACELINE_WIRE": "rot13"})
 
@@ -152,7 +159,11 @@ def test_a_wish_for_overlap_is_yes_or_no_and_else_cores_to_spare_decide(monkeypa
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     assert [Surroundings().has_idle_cores(workers) for workers in (2, 3)] == [True, False]
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert Surroundings().has_idle_cores(8)
+    assert not Surroundings().has_idle_cores(8)
+    launched = object.__new__(Launched)
+    assert launched.has_idle_cores(8)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE")
+    assert [launched.has_idle_cores(workers) for workers in (2, 3)] == [True, False]
     monkeypatch.setenv("PACELINE_OVERLAP", "no")
     assert not Surroundings().has_idle_cores(1)
     monkeypatch.setenv("PACELINE_OVERLAP", "perhaps")

@@ -11,6 +11,7 @@ import msgspec
 
 from paceline.engine.remote.joint import Joint
 from paceline.engine.remote.width import NARROW
+from paceline.engine.torchrun.entrance import entrance_of
 from paceline.engine.torchrun.interfaces import interfaces
 from paceline.engine.torchrun.launch import Launch
 from paceline.errors import ConfigError, PeerLostError, ProtocolError
@@ -131,7 +132,13 @@ def host_of(launch: Launch, environ: Mapping[str, str]) -> str:
 
 
 def trust_at(host: str, environ: Mapping[str, str]) -> Trust:
-    """The protection of connections at `host`, by PACELINE_KEY_FILE and PACELINE_WIRE. Raises ConfigError when it is too little."""
+    """The protection of connections at `host`, by PACELINE_KEY_FILE and PACELINE_WIRE. Raises ConfigError when it is too little.
+
+    Where others reach this host at another address (PACELINE_ADVERTISE), they come from there: it is as much as either asks for.
+    """
+    outside = entrance_of(environ).outside
+    if outside is not None and is_loopback(host):
+        host = outside.host
     wanted = environ.get("PACELINE_WIRE", "").strip()
     names = {wire.name.lower(): wire for wire in Wire}
     if wanted and wanted not in names:
