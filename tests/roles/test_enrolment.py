@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from desk import Desk
 from paceline.messages import Address, Attached, Bye, Finished, Halt, Hello, Seeded, Serve, ServerHello, Serving, Welcome
 from paceline.pace import parse_pace
@@ -91,7 +93,7 @@ def halted(effects: list[Effect]) -> list[Address]:
     return [effect.to for effect in effects if isinstance(effect, Send) and effect.message == Halt(0, "")]
 
 
-def test_servers_without_a_shard_end_when_every_worker_has_its_own() -> None:
+def test_servers_without_a_shard_end_when_every_worker_is_attached() -> None:
     coordinator, effects = begun_with_three_servers(joined=2)
     assert halted(effects) == [Address("server", 1)]
     noted = [effect.event for effect in effects if isinstance(effect, Note) and effect.event["event"] == "leave"]
@@ -109,11 +111,19 @@ def test_servers_without_a_shard_stay_for_a_worker_that_is_late() -> None:
     assert halted(coordinator.handle(Address("worker", 1), Attached(), 13.0)) == [Address("server", 1)]
 
 
+@pytest.mark.parametrize("has_joined", [True, False])
+def test_servers_without_a_shard_end_when_the_worker_that_was_late_is_lost(has_joined: bool) -> None:
+    coordinator, _ = begun_with_three_servers(joined=1)
+    if has_joined:
+        coordinator.handle(*hello(1), 12.0)
+    assert halted(coordinator.left(Address("worker", 1), "it was killed", 13.0)) == [Address("server", 1)]
+
+
 def test_servers_without_a_shard_stay_where_workers_come_again() -> None:
     assert halted(begun_with_three_servers(joined=2, workers_come_once=False)[1]) == []
 
 
-def test_a_job_ends_well_without_the_servers_that_have_gone() -> None:
+def test_the_end_does_not_wait_for_the_servers_that_have_gone() -> None:
     coordinator, _ = begun_with_three_servers(joined=2)
     coordinator.left(Address("server", 1), "its connection ended", 12.0)
     coordinator.handle(Address("server", 2), ServerHello(2, 9, "host"), 12.0)

@@ -42,7 +42,7 @@ class Enrolment:
         self._servers: set[int] = set()
         self._serving: set[int] = set()
         self._missed: set[int] = set()
-        self._attached: set[int] = set()
+        self._settled: set[int] = set()
         self._hosts: dict[int, str] = {}
         self._first = -1
         self._seeded = self._has_state = False
@@ -70,6 +70,7 @@ class Enrolment:
     def missed(self, worker_id: int, reason: str) -> None:
         """A worker is gone that never said hello: the gathering does not wait for it."""
         if self.forming is not Forming.GATHERING:
+            self._settle(worker_id)
             return
         self.job.accounts.lost.append(worker_id)
         self._missed.add(worker_id)
@@ -177,12 +178,11 @@ class Enrolment:
         """Every server has this worker's memory."""
         self.job.members.attach(worker)
         self.job.members.move(worker, RESTING)
-        self._attached.add(worker.id)
         if self.forming is Forming.BEGUN:
             self.epochs.leases.recount(worker)
             self.job.tell(worker, Go(self.job.settings.num_workers, self.epochs.joined(worker), self.epochs.first))
-            self._release()
-        else:
+        self._settle(worker.id)
+        if self.forming is not Forming.BEGUN:
             self.begin_if_complete()
 
     def begin_if_complete(self) -> None:
@@ -198,13 +198,19 @@ class Enrolment:
             self.job.tell(worker, Go(self.job.settings.num_workers, self.epochs.index, self.epochs.first))
         self._release()
 
+    def _settle(self, worker_id: int) -> None:
+        """A worker is attached, or gone before it could be: it will connect to no further server."""
+        if worker_id not in self._settled:
+            self._settled.add(worker_id)
+            self._release()
+
     def _release(self) -> None:
-        """Let the servers go that hold no shard, once every worker has its own: one that still joins connects to all.
+        """Let the servers go that hold no shard, once every worker is attached or gone: one that still joins connects to all.
 
         Whoever comes when the run ends goes as well: it was not there to be asked to finish.
         """
         job = self.job
-        have_all = job.settings.workers_come_once and len(self._attached | self._missed) >= job.settings.num_workers
+        have_all = job.settings.workers_come_once and len(self._settled | self._missed) >= job.settings.num_workers
         is_over = job.said_bye and not job.members.workers
         if self.forming is not Forming.BEGUN or not (have_all or is_over):
             return
@@ -219,6 +225,7 @@ class Enrolment:
         if self.forming is Forming.SEEDING and worker.id == self._first and not self._seeded and self.job.members.workers:
             self.form()
         self.begin_if_complete()
+        self._settle(worker.id)
 
     def expire(self) -> None:
         """The patience with the first gathering may be over: begin with those that are there."""
