@@ -255,6 +255,13 @@ def test_without_any_key_nothing_is_measured_and_the_way_out_is_told() -> None:
     assert "make one with `paceline keys new job.key`" in advice.sentence
 
 
+def test_a_host_that_advertises_another_address_need_not_be_reached_at_its_own() -> None:
+    (advice,) = advice_for(two_hosts([CUT, FAST], outside="203.0.113.5"))
+    told = "not all reach b at 10.0.1.2, but a job would look for it at 203.0.113.5 (PACELINE_ADVERTISE), which a checkup does not visit"
+    assert (advice.gravity, advice.sentence) == ("note", told)
+    assert list(advice_for(two_hosts([SLOW, FAST], outside="203.0.113.5"))) == []
+
+
 def test_the_tables_name_every_host_and_way() -> None:
     written = StringIO()
     console = Console(width=200, file=written)
@@ -305,6 +312,8 @@ def test_the_facts_of_this_host_name_its_addresses_and_its_key(tmp_path: Path) -
     assert facts_here({"PACELINE_PORT": "0"}, tmp_path, launch).place_error.startswith("PACELINE_PORT: '0' is not allowed")
     known = facts_here({"PACELINE_PORT": "29600"}, tmp_path, launch)
     assert (known.first_port, known.ports, known.place_error) == (29600, "29600-29601", "")
+    outside = facts_here({"PACELINE_ADVERTISE": "203.0.113.5:31000"}, tmp_path, launch)
+    assert (outside.outside, outside.place_error[:11]) == ("203.0.113.5", "203.0.113.5")
 
 
 def test_a_host_is_visited_at_the_ports_of_a_job_where_these_are_known() -> None:

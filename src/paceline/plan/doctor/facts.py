@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from paceline.engine.surroundings import num_cores
-from paceline.engine.torchrun.entrance import entrance_of
+from paceline.engine.torchrun.entrance import Entrance, entrance_of
 from paceline.engine.torchrun.interfaces import Interface, interfaces
 from paceline.engine.torchrun.launch import Launch
 from paceline.engine.torchrun.place import host_of, trust_at
@@ -37,6 +37,7 @@ class Facts(msgspec.Struct, frozen=True):
 
     `key` is "" without one, else the path; `key_error` says why it cannot be used. `advertised` is the address that a job
     would use here, `place_error` why there is none. `ports` are those that a job would use: `first_port` and the next, or some of a range.
+    `outside` is where others reach this host by PACELINE_ADVERTISE, "" without it.
     """
 
     name: str = ""
@@ -62,19 +63,21 @@ class Facts(msgspec.Struct, frozen=True):
     addresses: tuple[Interface, ...] = ()
     ports: str = ""
     first_port: int = 0
+    outside: str = ""
 
 
 def facts_here(environ: Mapping[str, str], out: Path, launch: Launch | None) -> Facts:
     """What can be said of this host without asking others."""
     key, key_error = _key(environ)
-    advertised, place_error, wire, port = "", "", "", 0
+    advertised, place_error, wire, entrance = "", "", "", Entrance()
     if launch is not None:
         try:
+            entrance = entrance_of(environ)
             advertised = host_of(launch, environ)
             wire = trust_at(advertised, environ).wire.name.lower()
-            port = entrance_of(environ).port
         except PacelineError as error:
             place_error = str(error)
+    port = entrance.port
     folder, free_bytes, out_error = _disk(out)
     memory_bytes, available_bytes = _memory()
     return Facts(
@@ -101,6 +104,7 @@ def facts_here(environ: Mapping[str, str], out: Path, launch: Launch | None) -> 
         addresses=_addresses(advertised),
         ports=f"{port}-{port + 1}" if port else _ports(),
         first_port=port,
+        outside=entrance.outside.host if entrance.outside is not None else "",
     )
 
 

@@ -42,6 +42,10 @@ def network_advice(report: Report) -> Iterator[Advice]:
 
 def _unreached(report: Report, host: Host, visits: list[Visit]) -> Iterator[Advice]:
     name = host.named(report.hosts)
+    if host.facts.outside and any(way.error for visit in visits for way in visit.ways if way.address == host.facts.advertised):
+        where = f"not all reach {name} at {host.facts.advertised}, but a job would look for it at {host.facts.outside}"
+        yield Advice("note", f"{where} (PACELINE_ADVERTISE), which a checkup does not visit")
+        return
     for visit in visits:
         visitor = _host(report, visit.visitor).named(report.hosts)
         advertised = next((way for way in visit.ways if way.address == host.facts.advertised), None)
@@ -94,7 +98,7 @@ def _faster(report: Report) -> Iterator[Advice]:
 
 def _faster_way(report: Report, host: Host) -> Faster | None:
     common = common_ways(report, host)
-    if host.facts.advertised not in common:
+    if host.facts.outside or host.facts.advertised not in common:
         return None
     best, advertised = max(common.values(), key=lambda way: way.bytes_per_s), common[host.facts.advertised]
     if best.bytes_per_s < FASTER * advertised.bytes_per_s:
