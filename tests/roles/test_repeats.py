@@ -26,12 +26,15 @@ ANSWERED = (Attached, Begin, Enter, LeaseRequest, Meet, SnapshotRequest)
 
 
 class Repeating(World):
-    """Some of what is said to the coordinator without an answer comes twice."""
+    """Some of what is said to the coordinator without an answer comes twice, `num_repeated` times so far."""
+
+    num_repeated = 0
 
     def post(self, sender: Address, to: Address, message: Message | None, attachments: tuple[object, ...]) -> None:
         super().post(sender, to, message, attachments)
         is_announcement = to == COORDINATOR and message is not None and not isinstance(message, ANSWERED)
         if is_announcement and self.random.random() < SHARE:
+            self.num_repeated += 1
             super().post(sender, to, message, attachments)
 
 
@@ -44,5 +47,10 @@ class Deaf(Referee):
 
 
 def test_what_is_announced_twice_is_answered_and_counted_once() -> None:
+    counts: list[int] = []
     for seed in range(25):
-        play_by(random.Random(seed), Repeating, Deaf)
+        world = play_by(random.Random(seed), Repeating, Deaf)
+        assert isinstance(world, Repeating)
+        counts.append(world.num_repeated)
+    assert sum(counts) > 500, counts
+    assert sum(count > 0 for count in counts) >= 20, counts

@@ -105,9 +105,10 @@ class Whole:
             return str(error)
         return ""
 
-    def written(self, first: int, past: int, own: Own) -> bool:
+    def written(self, first: int, past: int, own: Own) -> None:
         """A part of the gradient, which is to be `own`, is written; see `Gradients.on_written`."""
-        return self._sums is not None and self._sums.written(first, past, own)
+        if self._sums is not None:
+            self._sums.written(first, past, own)
 
     def stepped(self) -> None:
         """The gradient is complete."""

@@ -1,10 +1,10 @@
 """Ports of one process whose links fail, by a seed: what one says to another is late, lost, doubled, or vanishes.
 
 A delay keeps all of the contract of `ports.Port`: order, whole messages, an end behind everything that was said. A loss and a double
-break it, and a hole keeps an end from being told. No port that carries a run does the former, because frames are numbered and a
-gap or a repetition ends the connection; and where nothing is heard any more, heartbeats end it. So roles see delays, and need not
-stand the rest. Even then nobody waits beyond its deadline, what is announced to the coordinator twice counts once, and an answer
-that comes twice is an error; but a server may follow an order as often as it is given.
+break it, and a hole keeps an end from being told. No port that carries a run lets a message be lost or come twice: its frames are
+numbered, and a gap or a repetition ends the connection. Nor does a hole last there: heartbeats end it. So a run's roles see delays
+alone. With the other faults too nobody waits beyond its deadline, what is announced to the coordinator twice counts once, and an
+answer that comes twice is an error; but a server may follow an order as often as it is given.
 """
 
 from __future__ import annotations

@@ -15,9 +15,10 @@ OFFSETS = {"coordinator": 0, "server": 1}
 
 
 class Entrance(NamedTuple):
-    """The coordinator listens at `port`, a server at the next one; 0: each at any that is free.
+    """The coordinator listens at `port`, a server at `port` + 1; where `port` is 0, each at any that is free.
 
-    Others reach `port` at `outside` and the next one at the next one, at port 0 of it by the same numbers as here; None: as it is here.
+    Others reach the coordinator at `outside`, and the server at the port after that one. Where the port of `outside` is 0 they use
+    its host and the ports at which the two listen; where `outside` is None, the host at which they listen too.
 
     >>> entrance = Entrance(29600, Endpoint("203.0.113.5", 31000))
     >>> entrance.port_of(Address("server", 0)), str(entrance.reached_at(Address("server", 0), Endpoint("10.0.0.7", 29601)))
