@@ -107,13 +107,13 @@ def test_a_link_that_is_only_slow_changes_no_bit(trust: Trust, weather: Weather)
 
 def test_the_worse_direction_of_a_link_slows_the_other_down_by_nothing(trust: Trust) -> None:
     with through(trust) as (ports, proxy):
-        proxy.outward = Weather(latency_s=0.2)
+        proxy.outward = Weather(latency_s=0.5)
         transfers = Transfers(ports)
         began_s = monotonic()
         transfers.pull[0].wait(5.0)
-        assert monotonic() - began_s < 0.15
+        assert not transfers.push[0].is_complete
         transfers.wait()
-        assert monotonic() - began_s >= 0.2
+        assert monotonic() - began_s >= 0.5
 
 
 # --- bytes that change --------------------------------------------------------------------------------------

@@ -34,14 +34,14 @@ def changes_of_pace(digest: Digest, title: str = "Changes of pace") -> Markup | 
     columns = [column for column in _COLUMNS if column.name in _ALWAYS or any(column.cell(change) for change in changes)]
     rows = [[column.cell(change) for column in columns] for change in changes]
     numeric = [number for number, column in enumerate(columns) if column.is_number]
-    shown = folded(table([column.name or digest.clock for column in columns], rows, numeric=numeric), len(rows))
+    shown = folded(table([digest.clock if column.name is None else column.name for column in columns], rows, numeric=numeric), len(rows))
     return section(title, tag("div", shown, class_="moves"), tag("p", notes, class_="note") if notes else None)
 
 
 class _Column(NamedTuple):
-    """A column by its heading, which is empty for the one of times: it has the name of the run's clock."""
+    """A column by its heading, which is None for the one of times: that is the name of the run's clock."""
 
-    name: str
+    name: str | None
     cell: Callable[[Change], Content]
     is_number: bool = False
 
@@ -78,9 +78,9 @@ def _weighed(weighed: Sequence[Weighed], chosen: str) -> Markup | None:
     return tag("details", tag("summary", f"{len(weighed)} paces weighed"), table(head, rows, numeric=(1, 2, 3)))
 
 
-_ALWAYS = ("", "samples", "from", "to", "why")
+_ALWAYS = (None, "samples", "from", "to", "why")
 _COLUMNS = (
-    _Column("", lambda change: seconds(max(0.0, change.move.at_s))),
+    _Column(None, lambda change: seconds(max(0.0, change.move.at_s))),
     _Column("samples", lambda change: _labelled("samples", count(change.move.samples)), True),
     _Column("share", lambda change: "" if change.share is None else percent(change.share, 1.0), True),
     _Column("from", lambda change: tag("span", change.move.before, class_="pace from")),

@@ -31,14 +31,14 @@ class Wishes:
         self._snapshots.append((worker, message))
         self.settle()
 
-    @staticmethod
-    def passes_over(worker: Worker | None) -> bool:
+    def passes_over(self, worker_id: int) -> bool:
         """Whether a state that a worker loads now is not taken."""
+        worker = self.job.members.workers.get(worker_id)
         return worker is None or worker.epoch < worker.first_epoch
 
     def load(self, worker: Worker, message: Load) -> None:
         """A worker has a state that is to be the run's."""
-        if self.passes_over(worker):
+        if self.passes_over(worker.id):
             self.job.warn(f"worker {worker.id} joined late and loads a state before its first epoch: passed over, it takes the run's")
             return
         self._loads.append((worker, message))

@@ -78,7 +78,7 @@ class Keeper:
         """Take over the attachments of a message that arrived from `sender` and that `role` has not seen yet."""
         unneeded = list(attachments)
         # a state that is passed over must not take the place of one that waits to be loaded
-        is_passed_over = isinstance(message, Load) and role.wishes.passes_over(role.job.members.workers.get(sender.id))
+        is_passed_over = isinstance(message, Load) and role.wishes.passes_over(sender.id)
         if isinstance(message, Drawn | Seeded | Load | Handed) and not is_passed_over:
             former, self._kept[type(message)] = self._kept.get(type(message)), unneeded.pop(0)
             unneeded += [] if former is None else [former]

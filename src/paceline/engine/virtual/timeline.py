@@ -12,7 +12,7 @@ Planned = list[Any]
 
 
 class Timeline:
-    """`now_s` only grows, and only in `step`; nothing here reads a clock.
+    """`now_s` only grows, and only in `step`, also to an instant at which all was called off; nothing here reads a clock.
 
     The heap holds each instant once, as a bare number, so that what thousands of workers do at the same time costs no comparison.
     """
