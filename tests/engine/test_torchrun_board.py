@@ -115,6 +115,17 @@ def test_a_run_directory_that_cannot_be_made_is_named_with_its_host(tmp_path: Pa
         Nursery(out, 30.0).start(brief)
 
 
+def test_what_a_child_prints_as_it_ends_is_told_and_logged(tmp_path: Path) -> None:
+    nursery = Nursery(tmp_path, 30.0)
+    blank = Brief("", "server", 3, 0, 0, -1, -1, resolve(cores=1, stamp="now"))
+    with pytest.raises(ConfigError, match=r"^server 3 ended as it began, and printed last: .*No module named paceline\.nothing$"):
+        nursery.start(nursery.brief(blank), {"server": "paceline.nothing"})
+    (child,) = nursery.children
+    assert child.reap() == 1
+    child.close()
+    assert "No module named paceline.nothing" in (tmp_path / "logs" / "server-3.log").read_text()
+
+
 @pytest.mark.parametrize("given", ["500ms", "2h", "soon"])
 def test_a_silence_that_is_not_allowed(given: str) -> None:
     assert silence_of({"PACELINE_SILENCE": " 2m "}) == 120.0
