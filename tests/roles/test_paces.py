@@ -187,7 +187,8 @@ def test_what_waits_for_a_quorum_of_gradients_is_gathered_at_once_and_scaled_at_
     assert len(desk.accepts) == 2
     fold = desk.folds[0]
     assert [member.gathered for member in fold.members] == [True, True, False]
-    assert effective(fold) == [0.25, 0.5, 0.25]
+    (update,) = [event for event in desk.events if event["event"] == "update"]
+    assert effective(fold) == [member["weight"] for member in update["members"]] == [0.25, 0.5, 0.25]
 
 
 def test_distinct_paces_gather_nothing_before_the_fold():
