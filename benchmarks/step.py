@@ -146,7 +146,7 @@ def contenders(steps: int, *, ray: str | None) -> dict[str, Callable[[], float]]
         runs[f"compute {size}"] = lambda a=arguments: run_ranks("compute_step.py", a, 2, MALLOC)
     step = ["25m", str(steps)]
     runs["collective 25m"] = lambda: run_paceline("paceline_step.py", step, 2, "sync", "collective")
-    runs["collective overlapped 25m"] = lambda: run_paceline("paceline_step.py", step, 2, "sync", "collective", PACELINE_OVERLAP="yes")
+    runs["collective at the step 25m"] = lambda: run_paceline("paceline_step.py", step, 2, "sync", "collective", PACELINE_OVERLAP="no")
     runs["collective 25m, 4 ranks"] = lambda: run_paceline("paceline_step.py", step, 4, "sync", "collective")
     runs["ddp fused 25m, 4 ranks"] = lambda: run_ranks("ddp_step.py", [*step, "fused"], 4, {})
     runs["launched 25m"] = lambda: run_launched(step, "memory")

@@ -8,7 +8,6 @@ import signal
 import socket
 from pathlib import Path
 
-import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -40,8 +39,7 @@ def listening(pid: int) -> list[str]:
     return [line[1] for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in sockets]
 
 
-def test_a_group_goes_on_without_a_killed_worker_and_folds_every_sample_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PACELINE_OVERLAP", "yes")  # so that the others' sums are under way while it computes
+def test_a_group_goes_on_without_a_killed_worker_and_folds_every_sample_once(tmp_path: Path) -> None:
     out = tmp_path / "run"
     options: dict[str, object] = {"workers": 3, "route": "collective", "lr_rule": "none"}
     process = paceline_start(SCRIPTS / "counting.py", str(SAMPLES), "1", "1", "0.01", out=out, **options)
@@ -74,8 +72,7 @@ def test_a_schedule_moves_between_the_group_and_the_servers_with_nothing_lost(tm
     assert [route for route, _ in routes(out)] == ["collective", "servers", "collective", "servers"]
 
 
-def test_both_routes_come_to_the_same_model_with_sums_that_begin_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PACELINE_OVERLAP", "yes")
+def test_both_routes_come_to_the_same_model(tmp_path: Path) -> None:
     finals: list[dict[str, torch.Tensor]] = []
     for route in ("servers", "collective"):
         out = tmp_path / route

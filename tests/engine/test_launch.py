@@ -7,10 +7,8 @@ from secrets import token_hex
 import msgspec
 import pytest
 
-from paceline.engine import surroundings
 from paceline.engine.surroundings import Surroundings
 from paceline.engine.torchrun.interfaces import interfaces
-from paceline.engine.torchrun.join import Launched
 from paceline.engine.torchrun.launch import Launch, find_launch, first_host
 from paceline.engine.torchrun.place import Place, connect_near, host_of, machine, name_here, shares_memory, trust_at
 from paceline.errors import ConfigError
@@ -154,18 +152,10 @@ def test_a_public_address_without_a_key_is_refused_and_a_wire_must_be_one() -> N
         trust_at("127.0.0.1", {"PACELINE_WIRE": "rot13"})
 
 
-def test_a_wish_for_overlap_is_yes_or_no_and_else_cores_to_spare_decide(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(surroundings, "num_cores", lambda: 4)
-    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    assert [Surroundings().has_idle_cores(workers) for workers in (2, 3)] == [True, False]
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert not Surroundings().has_idle_cores(8)
-    launched = object.__new__(Launched)
-    assert launched.has_idle_cores(8)
-    monkeypatch.delenv("LOCAL_WORLD_SIZE")
-    assert [launched.has_idle_cores(workers) for workers in (2, 3)] == [True, False]
+def test_a_groups_sums_overlap_the_backward_pass_unless_the_environment_says_no(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Surroundings().overlaps
     monkeypatch.setenv("PACELINE_OVERLAP", "no")
-    assert not Surroundings().has_idle_cores(1)
+    assert not Surroundings().overlaps
     monkeypatch.setenv("PACELINE_OVERLAP", "perhaps")
     with pytest.raises(ConfigError, match="PACELINE_OVERLAP: 'perhaps' is not allowed, it must be yes or no"):
-        Surroundings().has_idle_cores(1)
+        _ = Surroundings().overlaps

@@ -41,19 +41,13 @@ class Surroundings:
         """This machine."""
         return socket.gethostname()
 
-    def has_idle_cores(self, num_workers: int) -> bool:
-        """Whether each worker has a core besides the one that it computes on. Raises ConfigError.
-
-        Of the run's `num_workers` those of this machine count. PACELINE_OVERLAP says it outright.
-        """
-        wanted = os.environ.get("PACELINE_OVERLAP", "").strip()
-        if wanted not in ("", "yes", "no"):
+    @property
+    def overlaps(self) -> bool:
+        """Whether a group's sums may begin during this worker's backward pass: PACELINE_OVERLAP. Raises ConfigError."""
+        wanted = os.environ.get("PACELINE_OVERLAP", "").strip() or "yes"
+        if wanted not in ("yes", "no"):
             raise ConfigError(f"PACELINE_OVERLAP: {wanted!r} is not allowed, it must be yes or no")
-        return wanted == "yes" if wanted else num_cores() >= 2 * self.num_here(num_workers)
-
-    def num_here(self, num_workers: int) -> int:
-        """How many of the run's workers are on this machine, as far as is known: all of them."""
-        return num_workers
+        return wanted == "yes"
 
     def now_s(self) -> float:
         """The time that computing and waiting are counted in."""

@@ -35,7 +35,7 @@ class Whole:
         self._shard: WholeShard | None = None
         self._group: Group | None = None
         self._sums: Sums | None = None
-        self._is_early = link.surroundings.has_idle_cores(link.member.num_workers)
+        self._is_early = link.surroundings.overlaps
         self._workers: tuple[int, ...] = ()
         self._convened: TCPStore | None = None
         self._pulling_s = self._pull_s = self._sum_s = 0.0
