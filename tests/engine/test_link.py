@@ -220,6 +220,16 @@ def test_a_coordinator_that_cannot_be_sent_to_is_named_once(peers: Peers) -> Non
     assert str(lost.value).count("coordinator") == 1
 
 
+def test_a_gradient_that_does_not_reach_its_server_names_the_coordinator_too(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
+    def send(*_: object) -> None:
+        raise PeerLostError("server 0 was lost in mid-transfer")
+
+    monkeypatch.setattr(peers.link._port, "send", send)
+    peers.coordinator.close()
+    with pytest.raises(PeerLostError, match=r"server 0 was lost in mid-transfer, and the coordinator is gone$"):
+        peers.link.drive(ask(COORDINATOR))
+
+
 def test_a_closed_link_is_seen_by_its_peers(peers: Peers) -> None:
     peers.link.close()
     for port in (peers.coordinator, peers.server):

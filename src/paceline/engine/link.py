@@ -94,7 +94,8 @@ class Link:
         try:
             carry(self._port, send)
         except PeerLostError as error:
-            too = ", and the coordinator is gone" if self._await_reason() and send.to != COORDINATOR else ""
+            # what is sent to the coordinator may have failed at a server: a Ready takes its gradient there first
+            too = ", and the coordinator is gone" if self._await_reason() and str(COORDINATOR) not in str(error) else ""
             raise PeerLostError(f"worker {self.member.worker} cannot go on: {error}{too}") from None
 
     def _receive(self, why: str) -> Delivery:
