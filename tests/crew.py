@@ -17,7 +17,7 @@ from paceline.transport.collective import Group, Seat, convene
 from replicas import bench_of
 
 LR = 0.1
-DEEDS = ("plain", "plain", "plain", "zeroed", "twice", "touch", "replace", "part", "more", "refused", "idle")
+DEEDS = ("plain", "plain", "plain", "zeroed", "twice", "touch", "data", "replace", "part", "more", "refused", "idle")
 
 
 class Gradient(NamedTuple):
@@ -58,6 +58,8 @@ class Mate:
         some = parameters[draw.choice(list(parameters))]
         if deed == "touch":
             some.grad.mul_(0.5)
+        elif deed == "data":
+            some.grad.data.mul_(0.5)  # moves no version counter
         elif deed == "replace":
             some.grad = torch.full_like(some, 0.25)
         elif deed == "more":

@@ -206,7 +206,11 @@ def drop(job: Job) -> None:
     job.model[2].weight.grad = None
 
 
-@pytest.mark.parametrize("change", [accumulate, clip, unscale, replace, drop])
+def mask(job: Job) -> None:
+    job.model[2].weight.grad.data[-1] = 0.0  # moves no version counter
+
+
+@pytest.mark.parametrize("change", [accumulate, clip, unscale, replace, drop, mask])
 def test_what_a_script_changes_before_its_step_arrives_changed_and_nothing_leaves_ahead_after_that(
     change: Callable[[Job], None], job: Job
 ) -> None:

@@ -244,6 +244,19 @@ def test_unscaling_is_noticed_though_it_moves_no_version_counter():
     assert gradient.touched
 
 
+@pytest.mark.parametrize("default", [torch.bfloat16, torch.float64])
+def test_the_scripts_default_dtype_changes_nothing(default: torch.dtype):
+    wanted = norm_of(plain_gradients(mlp(), batch()))
+    model, x = mlp(), batch()
+    torch.set_default_dtype(default)
+    try:
+        bench = bench_of(model)
+        loss_of(bench.model, x).backward()
+        assert bench.replica.finish_gradient().norm == pytest.approx(wanted, rel=1e-6)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_gradients_set_by_hand_are_taken_and_stay_the_scripts_own():
     bench = bench_of(mlp())
     own = {name: torch.full_like(p, 0.5) for name, p in bench.model.named_parameters()}

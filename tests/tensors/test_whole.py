@@ -57,6 +57,18 @@ def test_what_a_broken_group_still_writes_is_in_no_update_of_the_next_one() -> N
         assert torch.allclose(saved[index].view(gradient.shape), before[index] - 0.5 * gradient)
 
 
+def test_sums_are_of_float32_whatever_the_scripts_default_is() -> None:
+    model = nn.Linear(5, 3)
+    job = Job(model, optim.SGD(model.parameters(), lr=0.5), num_workers=2)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        shard = whole_of(job, 0)
+        shard.meet((0, 1))
+        assert shard.fill(0, None).dtype is torch.float32
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_what_no_optimizer_holds_goes_to_the_servers_too() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
     frozen = model[1].requires_grad_(requires_grad=False)

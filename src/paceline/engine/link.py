@@ -61,7 +61,7 @@ class Link:
         self.resolved = resolved
         self.surroundings = surroundings or Surroundings()
         self.joined = self.has_run = False
-        self.on_written: Callable[[int, int], None] | None = None
+        self.on_written: Callable[[int, int], bool] | None = None
         self.before_bye: list[Callable[[], object]] = []
         self._port = port
         self._patience_s = max(resolved.settings.patience_s, LEAST_WAIT_S)

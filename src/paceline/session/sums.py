@@ -41,10 +41,10 @@ class Sums:
         self._begun: list[Adding] = []
         self._error: GroupError | None = None
 
-    def written(self, first: int, past: int, own: Own) -> None:
-        """Bytes [first, past) of the gradient, which will be `own`, are written. What is now complete leaves."""
+    def written(self, first: int, past: int, own: Own) -> bool:
+        """Bytes [first, past) of the gradient, which will be `own`, are written. What is now complete leaves; whether any has."""
         if not self._is_early or self._error is not None or self.num_wrong == MOST_WRONG:
-            return
+            return False
         early = self._early
         early.written(first, past)
         while early.is_due and own.weight and self._guess in (None, own):
@@ -54,8 +54,9 @@ class Sums:
             except GroupError as error:
                 # a backward pass is no place to say so; the sum will
                 self._error = error
-                return
+                break
             self.num_early += 1
+        return bool(early.num_left)
 
     def stepped(self) -> None:
         """The gradient is complete."""

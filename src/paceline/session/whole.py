@@ -105,10 +105,9 @@ class Whole:
             return str(error)
         return ""
 
-    def written(self, first: int, past: int, own: Own) -> None:
+    def written(self, first: int, past: int, own: Own) -> bool:
         """A part of the gradient, which is to be `own`, is written; see `Gradients.on_written`."""
-        if self._sums is not None:
-            self._sums.written(first, past, own)
+        return self._sums is not None and self._sums.written(first, past, own)
 
     def stepped(self) -> None:
         """The gradient is complete."""

@@ -166,12 +166,12 @@ class Worker:
 
     # --- a step -------------------------------------------------------------------------------------------
 
-    def written(self, first: int, past: int) -> None:
+    def written(self, first: int, past: int) -> bool:
         """A part of the gradient is written, or holds something else than before; see `Gradients.on_written`."""
-        if self.link.on_written is not None:
-            self.link.on_written(first, past)
+        has_left = self.link.on_written is not None and self.link.on_written(first, past)
         if self._whole is not None:
-            self._whole.written(first, past, Own(self.role.buffer, float(self._samples or not self.is_counted)))
+            has_left |= self._whole.written(first, past, Own(self.role.buffer, float(self._samples or not self.is_counted)))
+        return has_left
 
     def step(self) -> None:
         """Push the gradient, wait as long as the pace says, go on with the parameters that came."""

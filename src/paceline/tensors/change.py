@@ -28,7 +28,7 @@ class Change:
         """`window` is about to be stepped."""
         if not self._scratch.numel():
             self._held = torch.empty(max(one.stop - one.start for one in self._windows), dtype=torch.uint8, device=self.device)
-            self._scratch = torch.empty(PIECE_ELEMENTS, device=self.device)
+            self._scratch = torch.empty(PIECE_ELEMENTS, dtype=torch.float32, device=self.device)
         self._start = window.start
         self._held[: window.stop - window.start].copy_(self._memory[window.start : window.stop])
 

@@ -44,13 +44,13 @@ class SquareMeter:
     """Writes sums of squares in float32; bfloat16 goes through one scratch piece, allocated once."""
 
     def __init__(self) -> None:
-        self._scratch = torch.empty(0)
+        self._scratch = torch.empty(0, dtype=torch.float32)
 
     def square(self, piece: Tensor, into: Tensor) -> None:
         """The sum of squares of a flat `piece` of at most PIECE_ELEMENTS elements."""
         if piece.dtype is not torch.float32:
             if not self._scratch.numel():
-                self._scratch = torch.empty(PIECE_ELEMENTS)
+                self._scratch = torch.empty(PIECE_ELEMENTS, dtype=torch.float32, device=piece.device)
             piece = self._scratch[: piece.numel()].copy_(piece)
         torch.dot(piece, piece, out=into)
 
@@ -162,10 +162,14 @@ class ParameterGradient(Hooked):
         """Whether `.grad` is the current view, and as far as its version counter tells its squares are known."""
         return self.measured != UNKNOWN and self.parameter.grad is self.view and self.measured == version_of(self.view)
 
-    def looks_rewritten(self, probe: Tensor) -> bool:
-        """Whether the first piece no longer has the squares that were measured."""
-        self._meter.square(self._pieces[self.current][0], probe)
-        return bool(probe != self._cells[0])
+    def looks_rewritten(self, probe: Tensor, *, wholly: bool) -> bool:
+        """Whether the first piece, or with `wholly` any, no longer has the squares that were measured."""
+        pieces = self._pieces[self.current]
+        for piece, cell in zip(pieces if wholly else pieces[:1], self._cells, strict=False):
+            self._meter.square(piece, probe)
+            if bool(probe != cell):
+                return True
+        return False
 
     def _arrive(self, parameter: Tensor) -> None:
         gradient = parameter.grad
@@ -222,13 +226,15 @@ class Gradients:
         starts = arena_map(layout).gradients
         trained = [slot for slot in layout.slots if slot.spec.group >= 0]
         counts = [max(1, -(-slot.num_elements // PIECE_ELEMENTS)) for slot in trained]
-        self._squares = torch.zeros(sum(counts))
-        self._probe = torch.zeros(())
+        self._squares = torch.zeros(sum(counts), dtype=torch.float32, device=arena.device)
+        self._probe = torch.zeros((), dtype=torch.float32, device=arena.device)
         self._num_parameters = len(parameters)
         self._slots: list[ParameterGradient] = []
-        self.on_written: Callable[[int, int], None] | None = None
+        self.on_written: Callable[[int, int], bool] | None = None
         """Hears which bytes [first, past the last) of the gradient buffer have been written: by a backward pass, while others still
-        come, and by `collect`. What it hears of again within a step has changed in between."""
+        come, and by `collect`. What it hears of again within a step has changed in between. It returns whether any of the step
+        has left already."""
+        self._has_left = False
         meter = SquareMeter()
         for slot, count, stop in zip(trained, counts, accumulate(counts), strict=True):
             first, second = (tensor_at(arena, start + slot.start, slot.spec) for start in starts)
@@ -251,6 +257,7 @@ class Gradients:
 
     def flip(self, buffer: int, *, keep: bool) -> None:
         """The next gradient goes into `buffer`; with `keep`, the last one is nobody's any more and stays in `.grad`."""
+        self._has_left = False
         for slot in self._slots:
             slot.flip(buffer, keep=keep)
 
@@ -277,7 +284,7 @@ class Gradients:
 
     def _written(self, start: int, stop: int) -> None:
         if self.on_written is not None:
-            self.on_written(start, stop)
+            self._has_left = self.on_written(start, stop)
 
     def _norm(self) -> float:
         square = float(self._squares.sum(dtype=torch.float64))
@@ -286,6 +293,11 @@ class Gradients:
         return math.sqrt(square) if square >= 0.0 else math.nan
 
     def _rewritten(self) -> bool:
-        """Whether gradients were written past their version counters, as GradScaler.unscale_ does: one piece tells."""
+        """Whether gradients were written past their version counters, through `.data` or as GradScaler.unscale_ does.
+
+        One piece tells of what changes all; it is only the norm that is older then. But of what has left none may have changed.
+        """
+        if self._has_left:
+            return any(slot.looks_rewritten(self._probe, wholly=True) for slot in self._slots if slot.is_measured())
         probed = next((slot for slot in self._slots if slot.is_measured() and slot.squares[0] > 0.0), None)
-        return probed is not None and probed.looks_rewritten(self._probe)
+        return probed is not None and probed.looks_rewritten(self._probe, wholly=False)

@@ -65,9 +65,9 @@ class Reduction:
         has_narrow = any(piece.dtype != "float32" for piece in pieces)
         self._windows = windows
         self._lend = lend
-        self._accumulator = torch.empty(sum(piece.num_elements for piece in pieces), device=device)
+        self._accumulator = torch.empty(sum(piece.num_elements for piece in pieces), dtype=torch.float32, device=device)
         self._narrow = torch.empty(largest if has_narrow else 0, dtype=torch.bfloat16, device=device)
-        self._wide = torch.empty(PIECE_ELEMENTS if has_narrow else 0, device=device)
+        self._wide = torch.empty(PIECE_ELEMENTS if has_narrow else 0, dtype=torch.float32, device=device)
         # An accumulator that holds nothing lends its beginning to one window after the other.
         self._kept = [self._accumulator[p.first : p.first + p.num_elements] for p in pieces]
         self._passing = [self._accumulator[p.first - w.first : p.first - w.first + p.num_elements] for w in windows for p in w.pieces]

@@ -157,7 +157,7 @@ class Replica:
 
     # --- a step -------------------------------------------------------------------------------------------
 
-    def tell_of_gradients(self, on_written: Callable[[int, int], None]) -> None:
+    def tell_of_gradients(self, on_written: Callable[[int, int], bool]) -> None:
         """Let this hear what is written into the gradient buffer; see `Gradients.on_written`. Of a device nothing is told."""
         if isinstance(self._gradients, Gradients):
             self._gradients.on_written = on_written

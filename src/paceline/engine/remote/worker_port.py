@@ -160,15 +160,16 @@ class WorkerPort:
             raise ProtocolError("a worker that was not welcomed exchanges tensors")
         return self._parts
 
-    def written(self, first: int, past: int) -> None:
+    def written(self, first: int, past: int) -> bool:
         """What a backward pass has written may leave for the servers; see `Gradients.on_written` and `Ahead`."""
         if not self._sends_ahead or self._is_in_group or self._parts is None:
-            return
+            return False
         if self._ahead is None:
             # what leaves ahead tells nothing of how fast a link is, so that is learned first
             known = [server.id for server in self._far() if server in self._widths and self._widths[server].is_settled]
             self._ahead = Ahead({shard: self._parts.shared(shard) for shard in known}, self._begin)
         self._ahead.written(first, past)
+        return bool(self._ahead.departures)
 
     def _begin(self, shard: int) -> Departure:
         data = self._arena[self._known().gradient(self._step % 2, shard)[0]]
