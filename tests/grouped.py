@@ -75,6 +75,9 @@ class CountingWhole:
     def pulled(self) -> None:
         pass
 
+    def disband(self) -> None:
+        pass
+
     def times(self) -> tuple[float, float]:
         return self.world.random.random(), self.world.random.random()
 

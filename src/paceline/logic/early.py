@@ -1,12 +1,17 @@
 """Which of a fixed sequence of buckets may leave while the gradient in them is still being made: a guess.
 
-How often each tensor is written in a step is learned from the steps before, so accumulation and whoever changes gradients
-after the backward pass teach it to wait. What is written behind a bucket that has left makes the guess a miss.
+How often each tensor is written in a step is learned from the steps just before, so accumulation and whoever changes gradients
+after the backward pass teach it to wait, and one odd step is forgotten again. What is written behind a bucket that has left makes
+the guess a miss.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
+
+STEPS_REMEMBERED = 8
+"""In each of these a tensor was written at most as often as it is waited for."""
 
 
 class Early:
@@ -32,6 +37,7 @@ class Early:
         self._inside: dict[int, list[int]] = {}
         self._usual: dict[int, int] = {}
         self._counts: dict[int, int] = {}
+        self._seen: deque[dict[int, int]] = deque(maxlen=STEPS_REMEMBERED)
         self._owing = [0] * len(spans)
 
     def written(self, first: int, past: int) -> None:
@@ -58,9 +64,18 @@ class Early:
 
     def stepped(self) -> None:
         """The gradient is all there; what is written from now on is of the next one."""
-        for first, count in self._counts.items():
-            self._usual[first] = max(count, self._usual.get(first, 0))
-        self._counts.clear()
+        self._seen.append(self._counts)
+        if self._counts != self._usual:
+            self._usual = {first: max(seen.get(first, 0) for seen in self._seen) for first in set[int]().union(*self._seen)}
+        self._begin()
+
+    def abandoned(self) -> None:
+        """What was written is in no step; what has left of it does not count."""
+        self.is_missed = self.is_missed or bool(self.num_left)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._counts = {}
         self._owing = [0] * len(self._spans)
         for first in self._usual:
             for number in self._inside[first]:

@@ -82,6 +82,10 @@ class Whole(Protocol):
         """The state of all shards and the averaged buffers, for the servers."""
         ...
 
+    def disband(self) -> None:
+        """The group is no more; the shards may still be asked for until this worker computes again."""
+        ...
+
     def times(self) -> tuple[float, float]:
         """What summing a gradient, and its way over the servers, takes in seconds."""
         ...
@@ -158,7 +162,8 @@ class Applier:
             case Form() as form:
                 yield from self._form(form)
             case Disband(gives=gives):
-                self.is_active = False
+                self.is_active, self._server = False, None
+                self._whole.disband()
                 if gives:
                     yield Send(COORDINATOR, Handed(self.version), (self._whole.give(),))
             case Fold() as fold:

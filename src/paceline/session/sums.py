@@ -62,6 +62,10 @@ class Sums:
         """The gradient is complete."""
         self._early.stepped()
 
+    def abandoned(self) -> None:
+        """What was written since the last step is in no gradient."""
+        self._early.abandoned()
+
     def sum(self, own: Own | None) -> None:
         """Sum an update in which this worker's gradient is `own`, None: it has none there. Raises GroupError."""
         early, shard, group, buckets = self._early, self._shard, self._group, range(len(self._shard.spans))

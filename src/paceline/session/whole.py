@@ -35,7 +35,8 @@ class Whole:
         self._shard: WholeShard | None = None
         self._group: Group | None = None
         self._sums: Sums | None = None
-        self._is_early = link.surroundings.overlaps
+        self._may_be_early = self._is_early = link.surroundings.overlaps
+        self._is_disbanded = False
         self._workers: tuple[int, ...] = ()
         self._convened: TCPStore | None = None
         self._pulling_s = self._pull_s = self._sum_s = 0.0
@@ -110,12 +111,27 @@ class Whole:
         return self._sums is not None and self._sums.written(first, past, own)
 
     def stepped(self) -> None:
-        """The gradient is complete."""
+        """The gradient is complete. Computed behind a group's end, it shows that the servers have what the group held."""
         if self._sums is not None:
             self._sums.stepped()
+        if self._is_disbanded:
+            self._shard = None
+
+    def abandoned(self) -> None:
+        """What was written since the last step is in no gradient."""
+        if self._sums is not None:
+            self._sums.abandoned()
+
+    def disband(self) -> None:
+        """There is no group any more; the shards may still be asked for, until the servers have them."""
+        self.close()
+        self._is_disbanded = True
 
     def _meet(self, form: Form, parts: tuple[object, ...]) -> None:
         self.close()
+        self._is_disbanded = False
+        if len(form.workers) < len(self._workers):
+            self._is_early = self._may_be_early  # it was the lost one that broke the sum
         convened, self._convened = self._convened, None
         seat = Seat(form.generation, form.workers.index(self._me), len(form.workers), self._link.surroundings.address)
         if seat.size > 1:
@@ -124,6 +140,7 @@ class Whole:
             if self._group.remark and seat.rank == 0:
                 say(f"the group sums on the CPU, by Gloo: {self._group.remark}")
         if form.fresh:
+            self._shard = None  # before there are two
             where = self._device if self._group is None else self._group.device
             device = where if where.type == "cuda" else None
             self._shard = WholeShard(self._spec, self._replica.hold(), self._me, self._arena, device=device)
@@ -139,7 +156,7 @@ class Whole:
     def _sum(self, fold: Fold) -> None:
         shard, group, sums = self.store(), self._group, self._sums
         buffers = shard.own_buffers(fold.members)
-        if group is None or sums is None:
+        if group is None or sums is None:  # both, in a group of one
             shard.bring({} if buffers is None else {self._me: buffers})
             return
         sums.sum(shard.own(fold.members))

@@ -153,6 +153,8 @@ class Worker:
     def discard(self) -> None:
         """What was handed out since the last step will not be in any gradient."""
         self._samples = 0
+        if self._whole is not None:
+            self._whole.abandoned()
 
     @property
     def weight(self) -> int:

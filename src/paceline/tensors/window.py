@@ -10,7 +10,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
 import torch
@@ -139,18 +139,26 @@ def cut(layout: Layout, memory: Flat, borders: tuple[int, int], *, elementwise: 
 
 
 def buckets_of(windows: Sequence[Window], most_elements: int) -> list[Bucket]:
-    """All pieces in buckets of about `most_elements`, the last one first: backward passes end with what lies first."""
-    groups: list[list[Piece]] = []
-    room = 0
+    """All pieces in buckets of about `most_elements` of one group, in the order in which backward passes are likely to fill them.
+
+    These come to the first parameter of the model last, so a bucket is full when its first parameter is there.
+    """
+    slots = sorted({slot for window in windows for part in window.parts for slot in part.slots}, key=attrgetter("start"))
+    numbered: list[tuple[int, list[Piece]]] = []
+    room, group = 0, -1
     for piece in (piece for window in windows for piece in window.pieces):
-        if room <= 0:
-            groups.append([])
-            room = most_elements
-        groups[-1].append(piece)
+        inside = slots[bisect_right(slots, piece.start, key=attrgetter("stop")) : bisect_left(slots, piece.stop, key=attrgetter("start"))]
+        first = min(slot.index for slot in inside)
+        if room <= 0 or inside[0].spec.group != group:
+            numbered.append((first, []))
+            room, group = most_elements, inside[0].spec.group
+        earliest, pieces = numbered[-1]
+        numbered[-1] = (min(earliest, first), [*pieces, piece])
         room -= piece.num_elements
+    numbered.sort(key=itemgetter(0), reverse=True)
     return [
         Bucket(pieces, pieces[0].start, pieces[-1].stop, pieces[0].first, sum(piece.num_elements for piece in pieces))
-        for pieces in reversed(groups)
+        for _, pieces in numbered
     ]
 
 

@@ -103,7 +103,9 @@ class Group:
             self._store = store or dist.TCPStore(host, port, None, False, timedelta(seconds=STORE_S), wait_for_workers=False)
             shared = dist.PrefixStore(f"paceline/{seat.generation}", self._store)
             shared.set(f"device/{seat.rank}", device_name(on))
-            backend, self.remark = backend_for([shared.get(f"device/{rank}").decode() for rank in range(seat.size)])
+            devices = [f"device/{rank}" for rank in range(seat.size)]
+            shared.wait(devices, self._timeout)
+            backend, self.remark = backend_for([shared.get(device).decode() for device in devices])
             self.device = on if backend == "nccl" else CPU
             self._group: Any = self._open_nccl(shared) if backend == "nccl" else self._open_gloo(shared)
         except RuntimeError as error:
