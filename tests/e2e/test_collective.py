@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from launch import SCRIPTS, events, paceline_run, paceline_start, pid_of, wait_for_updates
+from paceline.session.sums import STOPS
 
 SAMPLES = 600
 
@@ -70,6 +71,8 @@ def test_a_schedule_moves_between_the_group_and_the_servers_with_nothing_lost(tm
     assert summary["ledger"] == {"once": SAMPLES, "repeated": 0, "skipped": 0, "undone": 0}
     assert [at for at, value in enumerate(counts(out)) if not is_folded_once(value, 2)] == []
     assert [route for route, _ in routes(out)] == ["collective", "servers", "collective", "servers"]
+    # nobody stopped to guess, as one does who is wrong three times
+    assert not any(STOPS in log.read_text() for log in (out / "logs").iterdir())
 
 
 def test_both_routes_come_to_the_same_model(tmp_path: Path) -> None:

@@ -57,6 +57,19 @@ def test_what_a_broken_group_still_writes_is_in_no_update_of_the_next_one() -> N
         assert torch.allclose(saved[index].view(gradient.shape), before[index] - 0.5 * gradient)
 
 
+def test_buckets_are_of_one_group_each_and_leave_as_backward_passes_fill_them() -> None:
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(3)))
+    matrices = [layer.weight for layer in model]
+    groups = [{"params": matrices}, {"params": [layer.bias for layer in model], "weight_decay": 0.0}]
+    job = Job(model, optim.AdamW(groups, lr=0.5))
+    shard = WholeShard(job.spec, job.memory.clone(), 0, job.arenas[0], bucket_elements=1)
+    many = [[slot.index for slot in job.layout.slots if slot.start < high and low < slot.stop] for low, high in shard.spans]
+    assert sorted(index for inside in many for index in inside) == list(range(6))
+    assert [min(inside) for inside in many] == sorted((min(inside) for inside in many), reverse=True)
+    few = WholeShard(job.spec, job.memory.clone(), 0, job.arenas[0]).spans
+    assert len(few) == 2  # one for each group, however small
+
+
 def test_sums_are_of_float32_whatever_the_scripts_default_is() -> None:
     model = nn.Linear(5, 3)
     job = Job(model, optim.SGD(model.parameters(), lr=0.5), num_workers=2)
