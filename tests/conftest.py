@@ -21,6 +21,11 @@ settings.register_profile("paceline", deadline=None, derandomize=True, max_examp
 settings.load_profile("paceline")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # what has a time limit of its own takes long: at the end nobody could take it over from the process that has it
+    items.sort(key=lambda item: item.get_closest_marker("timeout") is None)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu") is not None:
         import torch  # not for every test: it takes seconds

@@ -70,6 +70,21 @@ def test_buckets_are_of_one_group_each_and_leave_as_backward_passes_fill_them() 
     assert len(few) == 2  # one for each group, however small
 
 
+def test_a_value_that_is_not_finite_is_found_by_one_of_the_group() -> None:
+    model = nn.Linear(5, 3)
+    job = Job(model, optim.SGD(model.parameters(), lr=3e38), num_workers=2)
+    found: list[str | None] = []
+    for worker in range(2):
+        shard = whole_of(job, worker)
+        shard.meet((0, 1))
+        shard.fill(0, None).fill_(3e38)
+        shard.filled()
+        shard.reduce((Member(0, 0, 1, 0, 1.0),), 1.0)
+        shard.apply(factor=1.0, lr_factor=1.0, hyper=b"", absent=b"")
+        found.append(shard.find_non_finite())
+    assert [name is not None for name in found] == [True, False]
+
+
 def test_sums_are_of_float32_whatever_the_scripts_default_is() -> None:
     model = nn.Linear(5, 3)
     job = Job(model, optim.SGD(model.parameters(), lr=0.5), num_workers=2)

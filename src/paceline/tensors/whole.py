@@ -15,7 +15,7 @@ from torch import Tensor
 from paceline.messages import Member, ModelSpec
 from paceline.tensors.reduction import Term
 from paceline.tensors.shard import Shard
-from paceline.tensors.window import BUCKET_ELEMENTS, buckets_of
+from paceline.tensors.window import BUCKET_ELEMENTS, Window, buckets_of
 
 
 class Own(NamedTuple):
@@ -46,6 +46,7 @@ class WholeShard(Shard):
         super().__init__(model, 0, 1, memory, device=device)
         self._me = worker
         self._is_alone = self._speaks = True
+        self._rank, self._num_members = 0, 1
         self._has_met = False
         self._scale = 1.0
         self._buckets = buckets_of(self._windows, bucket_elements)
@@ -62,6 +63,7 @@ class WholeShard(Shard):
             self._reduction = self._new_reduction()
         self._has_met, self._scale = True, 1.0
         self._is_alone, self._speaks = len(workers) == 1, workers[0] == self._me
+        self._rank, self._num_members = workers.index(self._me), len(workers)
         if self._means is not None:
             self._means.keep_only(workers)
 
@@ -113,6 +115,10 @@ class WholeShard(Shard):
         """Let a member's buffers count for `buffer_samples` in the means."""
         if self._means is not None:
             self._means.take(member.worker, member.incarnation, self._brought[member.worker], member.buffer_samples)
+
+    def _checks(self, window: Window) -> bool:
+        """The same bits are in all of the group, so each member looks at its part of them."""
+        return window.index % self._num_members == self._rank
 
     def _own(self, members: tuple[Member, ...]) -> Member | None:
         return next((member for member in members if member.worker == self._me), None)
