@@ -15,35 +15,38 @@ def whole_of(job: Job, worker: int) -> WholeShard:
     return WholeShard(job.spec, job.memory.clone(), worker, job.arenas[worker])
 
 
-def test_what_a_lost_member_had_summed_is_forgotten_by_the_one_that_is_left() -> None:
+def met() -> tuple[Job, list[torch.Tensor], WholeShard]:
+    """Worker 0's shard in a group of two, and the gradient that lies in its arena."""
     torch.manual_seed(0)
     model = nn.Linear(5, 3)
     job = Job(model, optim.SGD(model.parameters(), lr=0.5), num_workers=2)
     gradients = [torch.randn(spec.shape) for spec in job.spec.parameters]
     job.write(0, gradients)
-    before = {index: view.clone() for index, view in job.views.items()}
     shard = whole_of(job, 0)
     shard.meet((0, 1))
+    return job, gradients, shard
+
+
+def assert_stepped(job: Job, gradients: list[torch.Tensor], shard: WholeShard) -> None:
+    """The shard has made one step with these alone; the job's own memory is as it was."""
+    saved = unpack(shard.save(optimizer=False)).parameters
+    for index, gradient in enumerate(gradients):
+        assert torch.allclose(saved[index].view(gradient.shape), job.views[index] - 0.5 * gradient)
+
+
+def test_what_a_lost_member_had_summed_is_forgotten_by_the_one_that_is_left() -> None:
+    job, gradients, shard = met()
     for bucket in range(len(shard.spans)):
         shard.fill(bucket, Own(0, 1.0)).add_(7.0)  # the other one's share, of which nobody knows who else has it
     shard.filled()
     shard.meet((0,))
     shard.reduce((Member(0, 0, 1, 0, 1.0),), 1.0)
     shard.apply(factor=1.0, lr_factor=1.0, hyper=b"", absent=b"")
-    saved = unpack(shard.save(optimizer=False)).parameters
-    for index, gradient in enumerate(gradients):
-        assert torch.allclose(saved[index].view(gradient.shape), before[index] - 0.5 * gradient)
+    assert_stepped(job, gradients, shard)
 
 
 def test_what_a_broken_group_still_writes_is_in_no_update_of_the_next_one() -> None:
-    torch.manual_seed(0)
-    model = nn.Linear(5, 3)
-    job = Job(model, optim.SGD(model.parameters(), lr=0.5), num_workers=2)
-    gradients = [torch.randn(spec.shape) for spec in job.spec.parameters]
-    job.write(0, gradients)
-    before = {index: view.clone() for index, view in job.views.items()}
-    shard = whole_of(job, 0)
-    shard.meet((0, 1))
+    job, gradients, shard = met()
     stuck = shard.fill(0, Own(0, 2.0))
     shard.meet((0, 1))
     assert len(shard.spans) == 1
@@ -52,9 +55,7 @@ def test_what_a_broken_group_still_writes_is_in_no_update_of_the_next_one() -> N
     stuck.fill_(torch.nan)  # its peer woke up
     shard.reduce((Member(0, 0, 1, 0, 2.0),), 0.5)
     shard.apply(factor=1.0, lr_factor=1.0, hyper=b"", absent=b"")
-    saved = unpack(shard.save(optimizer=False)).parameters
-    for index, gradient in enumerate(gradients):
-        assert torch.allclose(saved[index].view(gradient.shape), before[index] - 0.5 * gradient)
+    assert_stepped(job, gradients, shard)
 
 
 def test_buckets_are_of_one_group_each_and_leave_as_backward_passes_fill_them() -> None:

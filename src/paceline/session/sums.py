@@ -16,8 +16,6 @@ from paceline.transport.collective import Adding, Group, GroupError
 
 AHEAD_S = 30.0
 """How much longer a member's step may take than that of one who has begun to sum; beyond it the group breaks, and sums later."""
-
-
 MOST_WRONG = 3
 """Who has guessed wrong so often stops to guess: each time costs everybody a sum."""
 STOPS = (

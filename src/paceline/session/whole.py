@@ -35,7 +35,7 @@ class Whole:
         self._shard: WholeShard | None = None
         self._group: Group | None = None
         self._sums: Sums | None = None
-        self._may_be_early = self._is_early = link.surroundings.overlaps
+        self._is_early = link.surroundings.overlaps
         self._is_disbanded = False
         self._workers: tuple[int, ...] = ()
         self._convened: TCPStore | None = None
@@ -131,7 +131,7 @@ class Whole:
         self.close()
         self._is_disbanded = False
         if len(form.workers) < len(self._workers):
-            self._is_early = self._may_be_early  # it was the lost one that broke the sum
+            self._is_early = self._link.surroundings.overlaps  # it was the lost one that broke the sum
         convened, self._convened = self._convened, None
         seat = Seat(form.generation, form.workers.index(self._me), len(form.workers), self._link.surroundings.address)
         if seat.size > 1:

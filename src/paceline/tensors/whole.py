@@ -29,7 +29,7 @@ class WholeShard(Shard):
     """The only shard of a model, over memory of worker `worker`'s own; `arena` is where that worker's gradients are.
 
     In a group of one the gradient is applied where it lies, else summed in buckets of `bucket_elements`; `spans` says which
-    bytes of a gradient each of them is, in their order. One member, who speaks, tells the norm, which is the same in all. With
+    bytes of a gradient each of them is, in their order. The first member tells the norm, which is the same in all. With
     a `device` they are summed and stepped there.
     """
 
@@ -45,7 +45,6 @@ class WholeShard(Shard):
     ) -> None:
         super().__init__(model, 0, 1, memory, device=device)
         self._me = worker
-        self._is_alone = self._speaks = True
         self._rank, self._num_members = 0, 1
         self._has_met = False
         self._scale = 1.0
@@ -62,7 +61,6 @@ class WholeShard(Shard):
         if self._has_met:
             self._reduction = self._new_reduction()
         self._has_met, self._scale = True, 1.0
-        self._is_alone, self._speaks = len(workers) == 1, workers[0] == self._me
         self._rank, self._num_members = workers.index(self._me), len(workers)
         if self._means is not None:
             self._means.keep_only(workers)
@@ -101,7 +99,7 @@ class WholeShard(Shard):
 
     def reduce(self, members: tuple[Member, ...], scale: float) -> None:
         """The update's gradient is the sum that the accumulator holds; alone it is this worker's own."""
-        if self._is_alone:
+        if self._num_members == 1:
             super().reduce(tuple(map(self._here, members)), scale)
         else:
             self._reduction.begin([], scale / self._scale)
@@ -109,7 +107,7 @@ class WholeShard(Shard):
 
     def square_norm(self) -> float:
         """The squared 2-norm of the update's gradient, told by one of the group."""
-        return super().square_norm() if self._speaks else 0.0
+        return 0.0 if self._rank else super().square_norm()
 
     def take_buffers(self, member: Member) -> None:
         """Let a member's buffers count for `buffer_samples` in the means."""

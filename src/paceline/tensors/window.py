@@ -10,7 +10,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from typing import NamedTuple
 
 import torch
@@ -144,22 +144,24 @@ def buckets_of(windows: Sequence[Window], most_elements: int) -> list[Bucket]:
     These come to the first parameter of the model last, so a bucket is full when its first parameter is there.
     """
     slots = sorted({slot for window in windows for part in window.parts for slot in part.slots}, key=attrgetter("start"))
-    numbered: list[tuple[int, list[Piece]]] = []
+    buckets: list[list[Piece]] = []
     room, group = 0, -1
     for piece in (piece for window in windows for piece in window.pieces):
-        inside = slots[bisect_right(slots, piece.start, key=attrgetter("stop")) : bisect_left(slots, piece.stop, key=attrgetter("start"))]
-        first = min(slot.index for slot in inside)
-        if room <= 0 or inside[0].spec.group != group:
-            numbered.append((first, []))
-            room, group = most_elements, inside[0].spec.group
-        earliest, pieces = numbered[-1]
-        numbered[-1] = (min(earliest, first), [*pieces, piece])
+        of = _between(slots, piece.start, piece.stop)[0].spec.group
+        if room <= 0 or of != group:
+            buckets.append([])
+            room, group = most_elements, of
+        buckets[-1].append(piece)
         room -= piece.num_elements
-    numbered.sort(key=itemgetter(0), reverse=True)
+    buckets.sort(key=lambda pieces: min(slot.index for slot in _between(slots, pieces[0].start, pieces[-1].stop)), reverse=True)
     return [
-        Bucket(pieces, pieces[0].start, pieces[-1].stop, pieces[0].first, sum(piece.num_elements for piece in pieces))
-        for _, pieces in numbered
+        Bucket(pieces, pieces[0].start, pieces[-1].stop, pieces[0].first, sum(piece.num_elements for piece in pieces)) for pieces in buckets
     ]
+
+
+def _between(slots: Sequence[Slot], start: int, stop: int) -> Sequence[Slot]:
+    """Those of `slots`, which are in order, that have some of the bytes [start, stop)."""
+    return slots[bisect_right(slots, start, key=attrgetter("stop")) : bisect_left(slots, stop, key=attrgetter("start"))]
 
 
 def _chunks(runs: Sequence[Run], size_bytes: int) -> list[list[Run]]:
@@ -195,7 +197,7 @@ def _parts(runs: Sequence[Run], pieces: Sequence[Piece], slots: Sequence[Slot], 
     parts: list[Part] = []
     for run in runs:
         piece = pieces[bisect_right(pieces, run.start, key=attrgetter("start")) - 1]
-        inside = slots[bisect_right(slots, run.start, key=attrgetter("stop")) : bisect_left(slots, run.stop, key=attrgetter("start"))]
+        inside = _between(slots, run.start, run.stop)
         first = piece.first + (run.start - piece.start) // ITEM_BYTES[run.dtype]
         parts.append(Part(run, first, inside, memory, inside[0].spec.shape if whole else None))
     return parts

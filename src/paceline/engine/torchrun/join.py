@@ -87,11 +87,6 @@ class Launched(Surroundings):
         self.board = board
         self.address = host
 
-    def num_here(self, num_workers: int) -> int:
-        """As many as the launcher says, all where it does not."""
-        here = os.environ.get("LOCAL_WORLD_SIZE", "")
-        return int(here) if here.isdecimal() else num_workers
-
 
 class Joining:
     """The way of one process into the run of its launch."""
