@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from paceline.messages import Member
 from paceline.session.sums import Sums
-from paceline.tensors.whole import Own, WholeShard
+from paceline.tensors.whole import WholeShard
 from paceline.transport.collective import Group, Seat, convene
 from replicas import bench_of
 
@@ -43,9 +43,10 @@ class Mate:
         self.replica.point("whole")
         self.shard = WholeShard(bench.replica._spec, self.memory, number, bench.arena, device=device, bucket_elements=1)
         self.shard.meet((0, 1))
-        self.sums = Sums(self.shard, group, is_early=is_early)
+        self.gradients = self.replica.enter_group()
+        self.sums = Sums(self.shard, self.gradients, group, is_early=is_early)
         self.samples = 0
-        self.replica.tell_of_gradients(lambda first, past: self.sums.written(first, past, Own(0, float(self.samples))))
+        self.gradients.on_written = lambda first, past: self.sums.written(first, past, float(self.samples))
 
     def compute(self, deed: str, draw: random.Random) -> Gradient:
         """One step's gradient, come to as `deed` says."""
@@ -72,7 +73,7 @@ class Mate:
 
     def update(self, gradients: list[Gradient]) -> None:
         """Make the update of those that are in it."""
-        self.sums.sum(self.shard.own(members := members_of(gradients)))
+        self.sums.sum(self.shard.weight(members := members_of(gradients)))
         self.shard.reduce(members, 1.0 / sum(member.weight for member in members))
         self.shard.apply(factor=1.0, lr_factor=1.0, hyper=b"", absent=b"")
         self.replica.settle()

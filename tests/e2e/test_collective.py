@@ -61,6 +61,21 @@ def test_a_group_goes_on_without_a_killed_worker_and_folds_every_sample_once(tmp
     assert routes(out) == [("collective", [0, 1, 2]), ("collective", [0, 2]), ("servers", None)]
 
 
+def test_the_last_one_of_a_group_goes_on_alone_with_the_gradient_that_it_has(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    options: dict[str, object] = {"workers": 2, "route": "collective", "lr_rule": "none"}
+    process = paceline_start(SCRIPTS / "counting.py", str(SAMPLES // 2), "1", "1", "0.01", out=out, **options)
+    try:
+        wait_for_updates(out, 10, process)
+        os.kill(pid_of(out, 0), signal.SIGKILL)
+        printed, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 0, printed
+    assert [at for at, value in enumerate(counts(out)) if not is_folded_once(value, 2)] == []
+    assert routes(out)[:2] == [("collective", [0, 1]), ("collective", [1])]
+
+
 def test_a_schedule_moves_between_the_group_and_the_servers_with_nothing_lost(tmp_path: Path) -> None:
     out = tmp_path / "run"
     options: dict[str, object] = {"workers": 2, "servers": 2, "route": "collective", "lr_rule": "none"}

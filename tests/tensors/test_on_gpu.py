@@ -10,6 +10,7 @@ from paceline.logic.partition import arena_map, layout_of
 from paceline.tensors.spec import spec_of
 from paceline.tensors.staging import Beside
 from paceline.tensors.storage import tensor_at
+from paceline.tensors.whole import WholeShard
 from replicas import Bench, bench_of
 
 pytestmark = pytest.mark.gpu
@@ -77,6 +78,27 @@ def test_parameters_and_buffers_come_back(in_place: bool):
         stored = tensor_at(bench.arena, arena_map(layout).buffers[0] + slot.start, slot.spec)
         assert torch.equal(stored, bench.model.get_buffer(slot.spec.name).cpu())
     bench.replica.check_untouched()
+
+
+def test_a_group_that_sums_on_the_device_is_brought_gradients_there_and_hears_of_every_change():
+    bench = bench_of(large())
+    shard = WholeShard(bench.replica._spec, bench.replica.hold(), 0, bench.arena, device=torch.device("cuda", 0))
+    gradients = bench.replica.enter_group()
+    assert gradients.sum_into(shard.places())
+    named = list(bench.model.named_parameters())
+    for step in range(2):
+        backward(bench, step)
+        gradients.bring(0, 1 << 40, 2.0)
+        named[0][1].grad.data[0, 0] += 1.0
+        gradient = bench.replica.finish_gradient()
+        assert gradient.touched
+        wanted = sum(float(one.grad.double().square().sum()) for _, one in named) ** 0.5
+        assert gradient.norm == pytest.approx(wanted, rel=1e-6)
+        gradients.bring(0, 1 << 40, 2.0)
+        for (name, one), place in zip(named, shard.places(), strict=True):
+            assert torch.equal(place.view(one.shape), 2.0 * one.grad), name
+        bench.replica.flip(0, keep=True)
+        bench.optimizer.zero_grad()
 
 
 def test_memory_that_cannot_be_locked_is_copied_all_the_same():

@@ -7,7 +7,7 @@ from torch import nn, optim
 
 from paceline.messages import Member
 from paceline.tensors.state import unpack
-from paceline.tensors.whole import Own, WholeShard
+from paceline.tensors.whole import WholeShard
 from sharded import Job
 
 
@@ -27,6 +27,12 @@ def met() -> tuple[Job, list[torch.Tensor], WholeShard]:
     return job, gradients, shard
 
 
+def fill(shard: WholeShard, gradients: list[torch.Tensor], weight: float) -> None:
+    """As the worker's gradients are brought into what is summed."""
+    for place, gradient in zip(shard.places(), gradients, strict=True):
+        torch.mul(gradient.flatten(), shard.scaled(weight), out=place)
+
+
 def assert_stepped(job: Job, gradients: list[torch.Tensor], shard: WholeShard) -> None:
     """The shard has made one step with these alone; the job's own memory is as it was."""
     saved = unpack(shard.save(optimizer=False)).parameters
@@ -36,8 +42,9 @@ def assert_stepped(job: Job, gradients: list[torch.Tensor], shard: WholeShard) -
 
 def test_what_a_lost_member_had_summed_is_forgotten_by_the_one_that_is_left() -> None:
     job, gradients, shard = met()
+    fill(shard, gradients, 1.0)
     for bucket in range(len(shard.spans)):
-        shard.fill(bucket, Own(0, 1.0)).add_(7.0)  # the other one's share, of which nobody knows who else has it
+        shard.summed(bucket).add_(7.0)  # the other one's share, of which nobody knows who else has it
     shard.filled()
     shard.meet((0,))
     shard.reduce((Member(0, 0, 1, 0, 1.0),), 1.0)
@@ -47,10 +54,11 @@ def test_what_a_lost_member_had_summed_is_forgotten_by_the_one_that_is_left() ->
 
 def test_what_a_broken_group_still_writes_is_in_no_update_of_the_next_one() -> None:
     job, gradients, shard = met()
-    stuck = shard.fill(0, Own(0, 2.0))
+    fill(shard, gradients, 2.0)
+    stuck = shard.summed(0)
     shard.meet((0, 1))
     assert len(shard.spans) == 1
-    shard.fill(0, Own(0, 2.0))
+    fill(shard, gradients, 2.0)
     shard.filled()
     stuck.fill_(torch.nan)  # its peer woke up
     shard.reduce((Member(0, 0, 1, 0, 2.0),), 0.5)
@@ -78,7 +86,7 @@ def test_a_value_that_is_not_finite_is_found_by_one_of_the_group() -> None:
     for worker in range(2):
         shard = whole_of(job, worker)
         shard.meet((0, 1))
-        shard.fill(0, None).fill_(3e38)
+        shard.summed(0).fill_(3e38)
         shard.filled()
         shard.reduce((Member(0, 0, 1, 0, 1.0),), 1.0)
         shard.apply(factor=1.0, lr_factor=1.0, hyper=b"", absent=b"")
@@ -93,7 +101,7 @@ def test_sums_are_of_float32_whatever_the_scripts_default_is() -> None:
     try:
         shard = whole_of(job, 0)
         shard.meet((0, 1))
-        assert shard.fill(0, None).dtype is torch.float32
+        assert shard.summed(0).dtype is torch.float32
     finally:
         torch.set_default_dtype(torch.float32)
 

@@ -18,16 +18,13 @@ class Early:
     """`spans` are the buckets in the order in which they leave: bytes [first, past) of the gradient each.
 
     >>> early = Early([(64, 128), (0, 64)])
-    >>> early.written(64, 128)
-    >>> early.is_due  # nothing is known of a first step
-    False
+    >>> early.written(64, 128), early.is_due  # nothing is known of a first step
+    (False, False)
     >>> early.stepped()
-    >>> early.written(64, 128)
-    >>> early.is_due, early.leave(), early.is_missed
-    (True, 0, False)
-    >>> early.written(64, 128)
-    >>> early.is_missed
-    True
+    >>> early.written(64, 128), early.is_due, early.leave(), early.is_missed
+    (True, True, 0, False)
+    >>> early.written(64, 128), early.is_missed
+    (False, True)
     """
 
     def __init__(self, spans: Sequence[tuple[int, int]]) -> None:
@@ -40,17 +37,22 @@ class Early:
         self._seen: deque[dict[int, int]] = deque(maxlen=STEPS_REMEMBERED)
         self._owing = [0] * len(spans)
 
-    def written(self, first: int, past: int) -> None:
-        """The tensor in bytes [first, past) of the gradient holds what a backward pass has made, or something else than before."""
+    def written(self, first: int, past: int) -> bool:
+        """The tensor in bytes [first, past) of the gradient holds what a backward pass has made, or something else than before.
+
+        Returns whether it is complete by now, as far as the steps before tell, and nothing of it has left.
+        """
         inside = self._inside.get(first)
         if inside is None:
             inside = self._inside[first] = [number for number, (low, high) in enumerate(self._spans) if first < high and low < past]
         count = self._counts[first] = self._counts.get(first, 0) + 1
+        is_complete = count == self._usual.get(first)
         if any(number < self.num_left for number in inside):
             self.is_missed = True
-        if count == self._usual.get(first):
+        if is_complete:
             for number in inside:
                 self._owing[number] -= 1
+        return is_complete and not self.is_missed
 
     @property
     def is_due(self) -> bool:

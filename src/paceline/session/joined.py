@@ -104,7 +104,7 @@ class Joined(Run):
         link.let_go(own.attachment)
         self._me = Worker(link, role, replica, self._handicap, meter=Meter(where.now_s, where.cpu_s), sleep=where.sleep)
         if self._settings.route_in_force != "servers":
-            self._me.may_hold(Whole(link, spec, replica, memory, device=device))
+            self._me.may_hold(Whole(link, spec, replica, memory, weight=self._me.weight_of_step, device=device))
             link.before_bye.append(self._me.leave)
         replica.tell_of_gradients(self._me.written)
         where.at_exit(self._remark)

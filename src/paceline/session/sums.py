@@ -8,10 +8,12 @@ and if one has not, all sum once more.
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from paceline.logic.early import Early
 from paceline.session.run import say
-from paceline.tensors.whole import Own, WholeShard
+from paceline.tensors.grouped import GroupedGradients
+from paceline.tensors.whole import WholeShard
 from paceline.transport.collective import Adding, Group, GroupError
 
 AHEAD_S = 30.0
@@ -25,36 +27,38 @@ STOPS = (
 
 
 class Sums:
-    """Those of one generation; `is_early`: this member guesses.
+    """Those of one generation, of `gradients`, by which their places in `shard` are filled; `is_early`: this member guesses.
 
     `num_early` of its buckets have left early, `num_wrong` of its guesses were wrong, `num_again` updates were summed twice.
     """
 
-    def __init__(self, shard: WholeShard, group: Group, *, is_early: bool) -> None:
+    def __init__(self, shard: WholeShard, gradients: GroupedGradients, group: Group, *, is_early: bool) -> None:
         self.num_early = self.num_wrong = self.num_again = 0
-        self._shard, self._group = shard, group
+        self._shard, self._gradients, self._group = shard, gradients, group
         self._early = Early(shard.spans)
-        self._is_early = is_early
-        self._guess: Own | None = None
+        self._is_near = gradients.sum_into(shard.places())
+        self._is_early = is_early and self._is_near  # else a backward pass would wait for each copy
+        self._guess: float | None = None
         self._begun: list[Adding] = []
         self._error: GroupError | None = None
 
-    def written(self, first: int, past: int, own: Own) -> bool:
-        """Bytes [first, past) of the gradient, which will be `own`, are written. What is now complete leaves; whether any has."""
-        if not self._is_early or self._error is not None or self.num_wrong == MOST_WRONG:
-            return False
+    def written(self, first: int, past: int, weight: float) -> None:
+        """Bytes [first, past) of the gradient, which will be of that weight, are written: brought, and what is complete leaves."""
         early = self._early
-        early.written(first, past)
-        while early.is_due and own.weight and self._guess in (None, own):
-            self._guess = own
+        is_complete = early.written(first, past)
+        if not self._is_near or self._error is not None or not weight or self._guess not in (None, weight):
+            return
+        if is_complete:
+            self._gradients.bring(first, past, self._shard.scaled(weight))  # while a cache holds it
+        while self._is_early and early.is_due and self.num_wrong < MOST_WRONG:
+            self._guess = weight
             try:
-                self._begun.append(self._group.begin(self._shard.fill(early.leave(), own), ahead_s=AHEAD_S))
+                self._begun.append(self._group.begin(self._filled(early.leave(), weight), ahead_s=AHEAD_S))
             except GroupError as error:
                 # a backward pass is no place to say so; the sum will
                 self._error = error
                 break
             self.num_early += 1
-        return bool(early.num_left)
 
     def stepped(self) -> None:
         """The gradient is complete."""
@@ -64,21 +68,30 @@ class Sums:
         """What was written since the last step is in no gradient."""
         self._early.abandoned()
 
-    def sum(self, own: Own | None) -> None:
-        """Sum an update in which this worker's gradient is `own`, None: it has none there. Raises GroupError."""
-        early, shard, group, buckets = self._early, self._shard, self._group, range(len(self._shard.spans))
+    def sum(self, own: float | None) -> None:
+        """Sum an update in which this worker's gradient has the weight `own`, None: it is not in there. Raises GroupError."""
+        early, group, buckets = self._early, self._group, range(len(self._shard.spans))
         if self._error is not None:
             raise self._error
         is_wrong = early.is_missed or self._guess not in (None, own)
         wrong = torch.tensor([float(is_wrong)])
-        begun = [*self._begun, *(group.begin(shard.fill(bucket, own)) for bucket in buckets[early.num_left :]), group.begin(wrong)]
+        fill = self._shard.summed if is_wrong else lambda bucket: self._filled(bucket, own)  # what is wrong is summed for nothing
+        begun = [*self._begun, *(group.begin(fill(bucket)) for bucket in buckets[early.num_left :]), group.begin(wrong)]
         self._begun, self._guess = [], None
         self.num_wrong += is_wrong
         if is_wrong and self.num_wrong == MOST_WRONG:
             say(STOPS)
         early.summed()
         group.finish(begun)
+        self._gradients.forget()
         if wrong.item():
             self.num_again += 1
-            group.sum(shard.fill(bucket, own) for bucket in buckets)
-        shard.filled()
+            group.sum(self._filled(bucket, own) for bucket in buckets)
+            self._gradients.forget()
+        self._shard.filled()
+
+    def _filled(self, bucket: int, weight: float | None) -> Tensor:
+        """A bucket with this worker's part of its sum."""
+        shard = self._shard
+        self._gradients.bring(*shard.spans[bucket], None if weight is None else shard.scaled(weight))
+        return shard.summed(bucket)

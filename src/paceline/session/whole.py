@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import torch
 from torch.distributed import TCPStore
@@ -17,7 +18,7 @@ from paceline.session.sums import Sums
 from paceline.tensors.replica import Replica
 from paceline.tensors.spec import CPU
 from paceline.tensors.state import assemble
-from paceline.tensors.whole import Own, WholeShard
+from paceline.tensors.whole import WholeShard
 from paceline.transport.collective import Group, GroupError, Seat, convene
 
 GROUP_TIMEOUT_S = 30.0
@@ -27,10 +28,24 @@ EXCHANGES = 2
 
 
 class Whole:
-    """All shards of worker `worker`, from the first group on that it is in; `arena` has its gradients, its model is on `device`."""
+    """All shards of a worker, from the first group on that it is in; its model is on `device`.
 
-    def __init__(self, link: Link, spec: ModelSpec, replica: Replica, arena: torch.Tensor, *, device: torch.device = CPU) -> None:
+    Its gradients are in `arena`, but for those that a group sums. `weight` tells what the gradient in the making will
+    weigh, 0 if that is not known.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        spec: ModelSpec,
+        replica: Replica,
+        arena: torch.Tensor,
+        *,
+        weight: Callable[[], float],
+        device: torch.device = CPU,
+    ) -> None:
         self._link, self._spec, self._replica, self._arena = link, spec, replica, arena
+        self._weight = weight
         self._me, self._device = link.member.worker, device
         self._shard: WholeShard | None = None
         self._group: Group | None = None
@@ -106,10 +121,6 @@ class Whole:
             return str(error)
         return ""
 
-    def written(self, first: int, past: int, own: Own) -> bool:
-        """A part of the gradient, which is to be `own`, is written; see `Gradients.on_written`."""
-        return self._sums is not None and self._sums.written(first, past, own)
-
     def stepped(self) -> None:
         """The gradient is complete. Computed behind a group's end, it shows that the servers have what the group held."""
         if self._sums is not None:
@@ -125,6 +136,7 @@ class Whole:
     def disband(self) -> None:
         """There is no group any more; the shards may still be asked for, until the servers have them."""
         self.close()
+        self._replica.leave_group()
         self._is_disbanded = True
 
     def _meet(self, form: Form, parts: tuple[object, ...]) -> None:
@@ -149,9 +161,18 @@ class Whole:
         self._workers = form.workers
         shard = self.store()
         shard.meet(form.workers)
-        self._sums = None if self._group is None else Sums(shard, self._group, is_early=self._is_early)
+        if self._group is None:
+            self._replica.leave_group()
+        else:
+            self._sums = self._sums_of(shard, self._group)
         if form.measure and self._group is not None:
             self._sum_s = self._group.sum_s(self._replica.parameter_bytes)
+
+    def _sums_of(self, shard: WholeShard, group: Group) -> Sums:
+        gradients = self._replica.enter_group()
+        sums = Sums(shard, gradients, group, is_early=self._is_early)
+        gradients.on_written = lambda first, past: sums.written(first, past, self._weight())
+        return sums
 
     def _sum(self, fold: Fold) -> None:
         shard, group, sums = self.store(), self._group, self._sums
@@ -159,7 +180,7 @@ class Whole:
         if group is None or sums is None:  # both, in a group of one
             shard.bring({} if buffers is None else {self._me: buffers})
             return
-        sums.sum(shard.own(fold.members))
+        sums.sum(shard.weight(fold.members))
         if buffers is not None:
             shard.bring(dict(zip(self._workers, group.gather(buffers), strict=True)))
 

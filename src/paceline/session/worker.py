@@ -18,7 +18,6 @@ from paceline.session.run import say
 from paceline.session.slow import Handicap
 from paceline.session.whole import Whole
 from paceline.tensors.replica import Replica
-from paceline.tensors.whole import Own
 
 T = TypeVar("T")
 
@@ -161,6 +160,10 @@ class Worker:
         """The samples behind what the script logs now: of the step in hand, else of the last one."""
         return self._samples or self._last_samples
 
+    def weight_of_step(self) -> float:
+        """What the gradient in the making will weigh, 0 while nothing is computed on."""
+        return float(self._samples or not self.is_counted)
+
     @property
     def epoch_samples(self) -> int:
         """The samples that this worker was given in the current epoch."""
@@ -170,10 +173,7 @@ class Worker:
 
     def written(self, first: int, past: int) -> bool:
         """A part of the gradient is written, or holds something else than before; see `Gradients.on_written`."""
-        has_left = self.link.on_written is not None and self.link.on_written(first, past)
-        if self._whole is not None:
-            has_left |= self._whole.written(first, past, Own(self.role.buffer, float(self._samples or not self.is_counted)))
-        return has_left
+        return self.link.on_written is not None and self.link.on_written(first, past)
 
     def step(self) -> None:
         """Push the gradient, wait as long as the pace says, go on with the parameters that came."""

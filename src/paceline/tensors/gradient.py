@@ -7,84 +7,22 @@ writes the arena itself. What the hooks could not see is caught up with when the
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.hooks import RemovableHandle
 
 from paceline.errors import UsageError
 from paceline.logic.partition import Layout, arena_map
+from paceline.tensors.hooked import NO_GRADIENT, Gradient, Hooked, SquareMeter, norm_of
 from paceline.tensors.memory import bitmap_of
 from paceline.tensors.storage import tensor_at
 from paceline.tensors.watch import version_of
 from paceline.tensors.window import PIECE_ELEMENTS
 
 UNKNOWN = -1
-NO_GRADIENT = "opt.step() was called without a gradient: no parameter of the optimizer has one; call loss.backward() before it"
-
-
-class Gradient(NamedTuple):
-    """What a step publishes: its 2-norm (nan or inf: not finite), the bitmap of parameters without a gradient.
-
-    Bit `i % 8` of byte `i // 8` stands for parameter `i` of the spec; no bytes at all when none is absent.
-    `touched`: the script changed a gradient after its backward pass (clipping, unscaling).
-    """
-
-    norm: float
-    absent: bytes
-    touched: bool
-
-
-class SquareMeter:
-    """Writes sums of squares in float32; bfloat16 goes through one scratch piece, allocated once."""
-
-    def __init__(self) -> None:
-        self._scratch = torch.empty(0, dtype=torch.float32)
-
-    def square(self, piece: Tensor, into: Tensor) -> None:
-        """The sum of squares of a flat `piece` of at most PIECE_ELEMENTS elements."""
-        if piece.dtype is not torch.float32:
-            if not self._scratch.numel():
-                self._scratch = torch.empty(PIECE_ELEMENTS, dtype=torch.float32, device=piece.device)
-            piece = self._scratch[: piece.numel()].copy_(piece)
-        torch.dot(piece, piece, out=into)
-
-
-class Hooked(ABC):
-    """A parameter whose gradients are heard of as backward passes make them."""
-
-    def __init__(self, index: int, name: str, parameter: Tensor) -> None:
-        self.index = index
-        self.name = name
-        self.parameter = parameter
-        self._hook: RemovableHandle | None = None
-
-    def watch(self) -> None:
-        """Let backward passes fill this slot, once the parameter takes gradients at all."""
-        if self._hook is None and self.parameter.requires_grad:
-            self._hook = self.parameter.register_post_accumulate_grad_hook(self._arrive)
-
-    def release(self) -> None:
-        """Take the hook off."""
-        if self._hook is not None:
-            self._hook.remove()
-            self._hook = None
-
-    def check(self, gradient: Tensor) -> None:
-        """Raise UsageError for a gradient that has no place in flat memory."""
-        if gradient.layout is not torch.strided:
-            raise UsageError(
-                f"the gradient of parameter {self.name} is {gradient.layout}; allowed: dense, so build its layer with sparse=False"
-            )
-
-    @abstractmethod
-    def _arrive(self, parameter: Tensor) -> None:
-        """The hook: `.grad` holds this backward pass."""
 
 
 class ParameterGradient(Hooked):
@@ -280,17 +218,12 @@ class Gradients:
                 touched = True
         if len(absent) == len(self._slots):
             raise UsageError(NO_GRADIENT)
-        return Gradient(self._norm(), bitmap_of(absent, self._num_parameters), touched)
+        norm = norm_of(self._squares, (slot.square() for slot in self._slots))
+        return Gradient(norm, bitmap_of(absent, self._num_parameters), touched)
 
     def _written(self, start: int, stop: int) -> None:
         if self.on_written is not None:
             self._has_left = self.on_written(start, stop)
-
-    def _norm(self) -> float:
-        square = float(self._squares.sum(dtype=torch.float64))
-        if not math.isfinite(square):
-            square = math.fsum(slot.square() for slot in self._slots)
-        return math.sqrt(square) if square >= 0.0 else math.nan
 
     def _rewritten(self) -> bool:
         """Whether gradients were written past their version counters, through `.data` or as GradScaler.unscale_ does.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from paceline.tensors.memory import typed
-from paceline.tensors.window import PIECE_ELEMENTS, Bucket, Part, Piece, Window
+from paceline.tensors.window import PIECE_ELEMENTS, Part, Piece, Window
 
 
 class Views:
@@ -65,12 +65,12 @@ class Reduction:
         has_narrow = any(piece.dtype != "float32" for piece in pieces)
         self._windows = windows
         self._lend = lend
-        self._accumulator = torch.empty(sum(piece.num_elements for piece in pieces), dtype=torch.float32, device=device)
+        self.accumulator = torch.zeros(sum(piece.num_elements for piece in pieces), dtype=torch.float32, device=device)
         self._narrow = torch.empty(largest if has_narrow else 0, dtype=torch.bfloat16, device=device)
         self._wide = torch.empty(PIECE_ELEMENTS if has_narrow else 0, dtype=torch.float32, device=device)
         # An accumulator that holds nothing lends its beginning to one window after the other.
-        self._kept = [self._accumulator[p.first : p.first + p.num_elements] for p in pieces]
-        self._passing = [self._accumulator[p.first - w.first : p.first - w.first + p.num_elements] for w in windows for p in w.pieces]
+        self._kept = [self.accumulator[p.first : p.first + p.num_elements] for p in pieces]
+        self._passing = [self.accumulator[p.first - w.first : p.first - w.first + p.num_elements] for w in windows for p in w.pieces]
         self._kept_views = Views(lambda window, part: self._handed(window, part, shift=0))
         self._passing_views = Views(lambda window, part: self._handed(window, part, shift=window.first))
         self._holds = False
@@ -87,20 +87,8 @@ class Reduction:
         self._terms = [term]
         self._settle()
 
-    def fill(self, bucket: Bucket, term: Term | None) -> Tensor:
-        """Write `term`, or zeros, into the accumulator's part of an update to come; returns it, to be summed with others'."""
-        own = self._accumulator[bucket.first : bucket.first + bucket.num_elements]
-        if term is None:
-            own.zero_()
-        else:
-            self._terms = [term]
-            for piece in bucket.pieces:
-                self._sum(piece, self._kept[piece.number], 1.0)
-            self._terms = []
-        return own
-
     def filled(self) -> None:
-        """Every bucket of the accumulator holds its sum."""
+        """The accumulator holds a sum that somebody else has made there."""
         self._holds = True
 
     def begin(self, terms: list[Term], scale: float) -> None:
@@ -178,7 +166,7 @@ class Reduction:
 
     def _handed(self, window: Window, part: Part, shift: int) -> Tensor:
         if part.run.dtype == "float32":
-            memory, at = self._accumulator, part.first - shift
+            memory, at = self.accumulator, part.first - shift
         else:
             memory, at = self._narrow, part.first - window.first
         return memory[at : at + part.num_elements]

@@ -16,7 +16,9 @@ from paceline.errors import UsageError
 from paceline.logic.partition import Memory, arena_map, layout_of, parameter_arena_bytes
 from paceline.messages import ModelSpec
 from paceline.tensors.buffers import Buffers
-from paceline.tensors.gradient import Gradient, Gradients
+from paceline.tensors.gradient import Gradients
+from paceline.tensors.grouped import GroupedGradients
+from paceline.tensors.hooked import Gradient
 from paceline.tensors.spec import Plain, encode, parameters_of, settings_of
 from paceline.tensors.staged import StagedGradients
 from paceline.tensors.staging import AtOnce, Staging, staging_for
@@ -61,6 +63,8 @@ class Replica:
         else:
             self._gradients = StagedGradients(layout, parameters, arena, self._staging)
         self._gradients.watch()
+        self._grouped = GroupedGradients(layout, parameters)
+        self._is_in_group = False
         self._buffers = Buffers(model, layout, arena, shared, self._staging or AtOnce())
         self._settings: list[dict[str, Plain]] = []
         self._num_groups = len(optimizer.param_groups)
@@ -103,6 +107,7 @@ class Replica:
     def release(self) -> None:
         """Take the hooks off; the parameters go on to point where they do."""
         self._gradients.release()
+        self._grouped.release()
         if self._staging is not None:
             self._staging.release()
 
@@ -162,17 +167,32 @@ class Replica:
         if isinstance(self._gradients, Gradients):
             self._gradients.on_written = on_written
 
+    def enter_group(self) -> GroupedGradients:
+        """From now on a group sums the gradients, which are nowhere but in `.grad` and where these bring them."""
+        self._gradients.release()
+        self._grouped.watch()
+        self._is_in_group = True
+        return self._grouped
+
+    def leave_group(self) -> None:
+        """Gradients are in the arena again from now on, the present one too."""
+        self._grouped.release()
+        self._gradients.watch()
+        if self._is_in_group and any(parameter.grad is not None for parameter in self._trained):
+            self._gradients.collect()
+        self._is_in_group = False
+
     def clip(self, max_norm: float) -> None:
         """The fold of this step is to be clipped to `max_norm`; see `max_norm`, 0 when it is not."""
         self.max_norm = max_norm
 
     def local_norm(self) -> float:
         """The 2-norm of this worker's gradient as it is now."""
-        return self._gradients.collect().norm
+        return self.finish_gradient().norm
 
     def finish_gradient(self) -> Gradient:
-        """The gradient, complete in the current buffer. Raises UsageError when no parameter has one."""
-        return self._gradients.collect()
+        """The gradient, complete in the current buffer, or in a group's hands. Raises UsageError when no parameter has one."""
+        return (self._grouped if self._is_in_group else self._gradients).collect()
 
     def flip(self, buffer: int, *, keep: bool = False) -> None:
         """The next backward pass goes into `buffer`.
@@ -182,6 +202,7 @@ class Replica:
         """
         self.max_norm = 0.0
         self._gradients.flip(buffer, keep=keep)
+        self._grouped.flip()
 
     def hyper(self) -> bytes:
         """The msgpack of all groups' settings if they changed since the last call (or at the first), else nothing."""

@@ -9,29 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from paceline.errors import UsageError
 from paceline.logic.partition import Layout, arena_map
-from paceline.tensors.gradient import NO_GRADIENT, Gradient, Hooked
+from paceline.tensors.hooked import NO_GRADIENT, Gradient, Hooked, Seen
 from paceline.tensors.memory import bitmap_of
 from paceline.tensors.staging import Staging
 from paceline.tensors.storage import tensor_at
-from paceline.tensors.watch import version_of
-
-
-class Seen(NamedTuple):
-    """A gradient as it once was."""
-
-    tensor: Tensor
-    version: int
-
-    def is_still(self, gradient: Tensor) -> bool:
-        """Whether this is it, unchanged as far as its version counter tells."""
-        return gradient is self.tensor and version_of(gradient) == self.version
 
 
 class StagedGradient(Hooked):
@@ -93,13 +80,13 @@ class StagedGradient(Hooked):
         assert gradient is not None
         self.check(gradient)
         self._num_arrivals += 1
-        self._arrived = Seen(gradient, version_of(gradient))
+        self._arrived = Seen.now(gradient)
         if self.is_eager and self._num_arrivals >= self._usual_arrivals:
             self._bring(gradient)
 
     def _bring(self, gradient: Tensor) -> None:
         self._staging.bring([(self._views[self._current], gradient.detach())])
-        self._brought = Seen(gradient, version_of(gradient))
+        self._brought = Seen.now(gradient)
         self._zero[self._current] = False
         if self.is_probe:
             self.keep(gradient)

@@ -7,22 +7,13 @@ then left to scale is the ratio of two scales, which is 1 as long as batches sta
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from paceline.messages import Member, ModelSpec
-from paceline.tensors.reduction import Term
 from paceline.tensors.shard import Shard
 from paceline.tensors.window import BUCKET_ELEMENTS, Window, buckets_of
-
-
-class Own(NamedTuple):
-    """A worker's own gradient in an update: in which buffer it is, and what it weighs there."""
-
-    buffer: int
-    weight: float
 
 
 class WholeShard(Shard):
@@ -65,18 +56,32 @@ class WholeShard(Shard):
         if self._means is not None:
             self._means.keep_only(workers)
 
-    def own(self, members: tuple[Member, ...]) -> Own | None:
-        """This worker's own gradient in an update, if it is in there."""
-        member = self._own(members)
-        return None if member is None else Own(member.buffer, member.weight)
+    def places(self) -> list[Tensor]:
+        """Where each parameter's part of the sum is (float32, flat), in the order in which they lie in flat memory."""
+        first = dict[int, int]()
+        for part in (part for window in self._windows for part in window.parts):
+            for slot in part.slots:
+                first.setdefault(slot.index, part.first + part.overlap(slot)[0])
+        memory = self._reduction.accumulator
+        trained = (slot for slot in self._layout.slots if slot.spec.group >= 0)
+        return [memory[first.get(slot.index, 0) :][: slot.num_elements] for slot in trained]
 
-    def fill(self, bucket: int, own: Own | None) -> Tensor:
-        """This worker's part of an update in one bucket, to be summed in place with the others'."""
-        term = None if own is None else Term(self._peer(self._me, 0).gradients[own.buffer], own.weight * self._scale)
-        return self._reduction.fill(self._buckets[bucket], term)
+    def summed(self, bucket: int) -> Tensor:
+        """What is summed as one bucket, in place."""
+        first, num_elements = self._buckets[bucket].first, self._buckets[bucket].num_elements
+        return self._reduction.accumulator[first : first + num_elements]
+
+    def scaled(self, weight: float) -> float:
+        """By what a gradient of that weight in an update is multiplied before it is summed."""
+        return weight * self._scale
+
+    def weight(self, members: tuple[Member, ...]) -> float | None:
+        """What this worker's own gradient weighs in an update; None if it is not in there."""
+        member = self._own(members)
+        return None if member is None else member.weight
 
     def filled(self) -> None:
-        """Every bucket holds what it is in the update to come."""
+        """Every bucket is the sum of an update to come."""
         self._reduction.filled()
 
     def own_buffers(self, members: tuple[Member, ...]) -> Tensor | None:

@@ -1,0 +1,104 @@
+"""What all forms of a worker's gradients have in common: hooks, what a step tells of its gradient, and the norm.
+
+The squares of a gradient are summed piece by piece while the cache holds them, in float32, and over pieces in float64.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+
+from paceline.errors import UsageError
+from paceline.tensors.watch import version_of
+from paceline.tensors.window import PIECE_ELEMENTS
+
+NO_GRADIENT = "opt.step() was called without a gradient: no parameter of the optimizer has one; call loss.backward() before it"
+
+
+class Seen(NamedTuple):
+    """A gradient as it once was."""
+
+    tensor: Tensor
+    version: int
+
+    @classmethod
+    def now(cls, gradient: Tensor) -> Seen:
+        """As it is."""
+        return cls(gradient, version_of(gradient))
+
+    def is_still(self, gradient: Tensor | None) -> bool:
+        """Whether this is it, unchanged as far as its version counter tells."""
+        return gradient is self.tensor and version_of(gradient) == self.version
+
+
+class Gradient(NamedTuple):
+    """What a step publishes: its 2-norm (nan or inf: not finite), the bitmap of parameters without a gradient.
+
+    Bit `i % 8` of byte `i // 8` stands for parameter `i` of the spec; no bytes at all when none is absent.
+    `touched`: the script changed a gradient after its backward pass (clipping, unscaling).
+    """
+
+    norm: float
+    absent: bytes
+    touched: bool
+
+
+class SquareMeter:
+    """Writes sums of squares in float32; bfloat16 goes through one scratch piece, allocated once."""
+
+    def __init__(self) -> None:
+        self._scratch = torch.empty(0, dtype=torch.float32)
+
+    def square(self, piece: Tensor, into: Tensor) -> None:
+        """The sum of squares of a flat `piece` of at most PIECE_ELEMENTS elements."""
+        if piece.dtype is not torch.float32:
+            if not self._scratch.numel():
+                self._scratch = torch.empty(PIECE_ELEMENTS, dtype=torch.float32, device=piece.device)
+            piece = self._scratch[: piece.numel()].copy_(piece)
+        torch.dot(piece, piece, out=into)
+
+
+class Hooked(ABC):
+    """A parameter whose gradients are heard of as backward passes make them."""
+
+    def __init__(self, index: int, name: str, parameter: Tensor) -> None:
+        self.index = index
+        self.name = name
+        self.parameter = parameter
+        self._hook: RemovableHandle | None = None
+
+    def watch(self) -> None:
+        """Let backward passes fill this slot, once the parameter takes gradients at all."""
+        if self._hook is None and self.parameter.requires_grad:
+            self._hook = self.parameter.register_post_accumulate_grad_hook(self._arrive)
+
+    def release(self) -> None:
+        """Take the hook off."""
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+
+    def check(self, gradient: Tensor) -> None:
+        """Raise UsageError for a gradient that has no place in flat memory."""
+        if gradient.layout is not torch.strided:
+            raise UsageError(
+                f"the gradient of parameter {self.name} is {gradient.layout}; allowed: dense, so build its layer with sparse=False"
+            )
+
+    @abstractmethod
+    def _arrive(self, parameter: Tensor) -> None:
+        """The hook: `.grad` holds this backward pass."""
+
+
+def norm_of(squares: Tensor, exactly: Iterable[float]) -> float:
+    """The 2-norm of what has these sums of squares in float32; `exactly`, made only then, are those where float32 could not hold them."""
+    square = float(squares.sum(dtype=torch.float64))
+    if not math.isfinite(square):
+        square = math.fsum(exactly)
+    return math.sqrt(square) if square >= 0.0 else math.nan
