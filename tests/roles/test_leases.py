@@ -148,6 +148,18 @@ def test_one_that_is_gone_has_no_part_any_more():
     assert desk.coordinator.status().shares == ((0, 0.5), (2, 0.2))
 
 
+@pytest.mark.parametrize(("pace", "num_awaited"), [("sync", 4), ("ksync:3", 3), ("backup:2", 2), ("kasync:2", 2)])
+def test_an_epoch_begins_when_as_many_have_asked_as_an_update_takes(pace: str, num_awaited: int):
+    job, leases = (coordinator := Desk(pace, 4).coordinator).job, coordinator.epochs.leases
+    leases.reset(1)
+    leases.open(Ledger((4,) * 40))
+    given: list[list[int]] = []
+    for worker in (order := [3, 1, 0, 2]):  # whoever comes late has an evaluation to do
+        leases.ask(job.members.workers[worker], wait=True)
+        given.append(sorted(send.to.id for send in job.take_outbox() if isinstance(send, Send) and isinstance(send.message, Grant)))
+    assert given == [[]] * (num_awaited - 1) + [sorted(order[:num_awaited])] + [[worker] for worker in order[num_awaited:]]
+
+
 def test_what_an_epochs_first_leases_wait_for_everybody_is_in_no_rate():
     desk = Desk("sync", 2, num_batches=20, hybrid=parse_mode("hybrid"))
     for epoch in (0, 1):

@@ -10,7 +10,7 @@ from paceline.messages import EpochOver, Grant
 from paceline.roles.job import Job
 
 FIRST_GRANT_WAIT_S = 1.0
-"""How long, in distinct paces, an epoch's first leases wait for every member to ask, so that updates are whole."""
+"""How long, in distinct paces, an epoch's first leases wait for as many members to ask as an update takes, so that it is whole."""
 EVALUATION_PATIENCES = 10
 """How many patiences a worker outside its steps may take (an evaluation) while others wait for it."""
 FAILURES_ALLOWED = 3
@@ -78,18 +78,20 @@ class Leases:
             self.grant_first()
 
     def grant_first(self) -> None:
-        """The epoch's first leases: when all members have asked, or their time is over."""
+        """The epoch's first leases: when all members have asked whom an update takes, or their time is over."""
         if self.grants_by_s is None:
             return
-        if len(self._first) < self.job.members.num_attached and self.job.now_s < self.grants_by_s:
+        members, quorum = self.job.members, self.job.pace.quorum
+        if len(self._first) < min(members.num_attached, quorum.of(members.num_attached)) and self.job.now_s < self.grants_by_s:
             return
         self._granting, self.grants_by_s = True, None
         if self.job.gauges is not None:
             self.job.gauges.resumed(self.job.now_s)
         first, self._first = self._first, {}
-        self._enter([self.job.members.workers[number] for number in first])
+        # where all must be in an update those who have not asked are in none, elsewhere they only come later
+        self._enter([members.workers[number] for number in first] if quorum.rule == "all" else members.attached())
         for number in sorted(first):
-            self._grant(self.job.members.workers[number], wait=first[number])
+            self._grant(members.workers[number], wait=first[number])
 
     def _enter(self, workers: Iterable[Worker]) -> None:
         """These take part in what is cut from now on."""
