@@ -160,6 +160,20 @@ def test_an_epoch_begins_when_as_many_have_asked_as_an_update_takes(pace: str, n
     assert given == [[]] * (num_awaited - 1) + [sorted(order[:num_awaited])] + [[worker] for worker in order[num_awaited:]]
 
 
+def test_a_pace_that_takes_fewer_begins_the_epoch_at_once():
+    desk = Desk("sync", 3)
+    leases = desk.coordinator.epochs.leases
+    for worker in range(3):
+        desk.push(worker)
+    leases.reset(1)
+    leases.open(Ledger((4,) * 40))
+    desk.tell(1, LeaseRequest(1, wait=True))
+    assert leases.grants_by_s is not None
+    desk.sent.clear()
+    desk.set_pace("async")
+    assert [send.to.id for send in desk.sent if isinstance(send.message, Grant)] == [1]
+
+
 def test_what_an_epochs_first_leases_wait_for_everybody_is_in_no_rate():
     desk = Desk("sync", 2, num_batches=20, hybrid=parse_mode("hybrid"))
     for epoch in (0, 1):

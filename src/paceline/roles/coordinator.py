@@ -175,7 +175,6 @@ class Coordinator:
         if self.job.ended:
             return []
         self.enrolment.expire()
-        self.epochs.leases.grant_first()
         self.routes.expire()
         self._settle()
         self.patience.expire()
@@ -229,6 +228,7 @@ class Coordinator:
         if self.routes.frees():
             self.steps.ask_again()
         self.wishes.settle()
+        self.epochs.leases.grant_first()
         self.epochs.check_over()
         if self.meetings.open and not self.wishes.is_loading:
             self.meetings.settle()
