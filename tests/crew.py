@@ -39,9 +39,9 @@ class Mate:
         optimizer = torch.optim.SGD([{"params": layer.parameters()} for layer in layers], lr=LR)
         bench = bench_of(self.model, optimizer)
         self.replica = bench.replica
-        self.memory = self.replica.hold()
+        self.shard = WholeShard(bench.replica._spec, self.replica.hold(), number, bench.arena, device=device, bucket_elements=1)
+        self.replica.live_in(self.shard.lend_parameters(), near=True)
         self.replica.point("whole")
-        self.shard = WholeShard(bench.replica._spec, self.memory, number, bench.arena, device=device, bucket_elements=1)
         self.shard.meet((0, 1))
         self.gradients = self.replica.enter_group()
         self.sums = Sums(self.shard, self.gradients, group, is_early=is_early)
@@ -70,6 +70,10 @@ class Mate:
             self.sums.stepped()
         values = {name: torch.zeros_like(one) if one.grad is None else one.grad.clone() for name, one in parameters.items()}
         return Gradient(float(self.samples), values, deed not in ("idle", "refused"))
+
+    def parameters(self) -> Tensor:
+        """All of them, as they are now."""
+        return torch.cat([parameter.detach().flatten() for parameter in self.model.parameters()])
 
     def update(self, gradients: list[Gradient]) -> None:
         """Make the update of those that are in it."""
@@ -110,13 +114,13 @@ class Crew:
                 continue
             self.update(gradients)
             self._check(before, [one for one in gradients if one.is_in])
-            states.append(self.mates[0].memory.clone())
+            states.append(self.mates[0].parameters())
         return states
 
     def _check(self, before: dict[str, Tensor], gradients: list[Gradient]) -> None:
         total = sum(one.weight for one in gradients)
         for mate in self.mates:
-            assert torch.equal(mate.memory, self.mates[0].memory), "the mates have different parameters"
+            assert torch.equal(mate.parameters(), self.mates[0].parameters()), "the mates have different parameters"
             for name, value in mate.model.named_parameters():
                 expected = before[name] - LR * sum(one.values[name] * (one.weight / total) for one in gradients)
                 torch.testing.assert_close(value.detach(), expected, rtol=1e-6, atol=1e-6)

@@ -8,6 +8,7 @@ import signal
 import socket
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -88,6 +89,36 @@ def test_a_schedule_moves_between_the_group_and_the_servers_with_nothing_lost(tm
     assert [route for route, _ in routes(out)] == ["collective", "servers", "collective", "servers"]
     # nobody stopped to guess, as one does who is wrong three times
     assert not any(STOPS in log.read_text() for log in (out / "logs").iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("there", [False, True])
+def test_models_on_a_device_end_with_the_same_bits_wherever_their_shards_are(
+    there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if there:
+        monkeypatch.setenv("SHARDS_THERE", "1")
+    finals: list[bytes] = []
+    for script in ("launched.py", "staged.py"):
+        out = tmp_path / script
+        options: dict[str, object] = {"workers": 2, "leases": "static", "route": "collective"}
+        done = paceline_run(SCRIPTS / script, "states", "0", out=out, **options)
+        assert done.returncode == 0, done.stderr
+        finals.append((out / "final.safetensors").read_bytes())
+    assert finals[0] == finals[1]
+
+
+@pytest.mark.slow
+def test_a_model_on_the_device_of_its_shards_goes_to_the_servers_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHARDS_THERE", "1")
+    options: dict[str, object] = {"workers": 2, "route": "collective"}
+    paces = "hybrid:sync@0,async@0.3,sync@0.6"
+    done = paceline_run(SCRIPTS / "staged.py", "plain", "0", out=tmp_path / "run", pace=paces, **options)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["ledger"]["once"] == 800
+    assert [route for route, _ in routes(tmp_path / "run")] == ["collective", "servers", "collective", "servers"]
+    accuracies = [line.split(" has ")[1] for line in done.stdout.splitlines() if " has " in line]
+    assert len(set(accuracies)) == 1
 
 
 def test_both_routes_come_to_the_same_model(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ class Grouped:
         self.bench: Bench = bench_of(mlp(dtype))
         replica = self.bench.replica
         self.shard = WholeShard(replica._spec, replica.hold(), 0, self.bench.arena, device=device)
+        replica.live_in(self.shard.lend_parameters(), near=True)
         replica.point("whole")
         self.gradients: GroupedGradients = replica.enter_group()
         self.is_near = self.gradients.sum_into(self.shard.places())

@@ -27,6 +27,11 @@ EXCHANGES = 2
 """A gradient's way over the servers is a push and a pull, of which the pull is measured."""
 
 
+def device_of_shards(summing: torch.device) -> torch.device | None:
+    """Where the shards are of one whose group sums on this device; None: in the memory that it was given."""
+    return None if summing.type == CPU.type else summing
+
+
 class Whole:
     """All shards of a worker, from the first group on that it is in; its model is on `device`.
 
@@ -153,9 +158,9 @@ class Whole:
                 say(f"the group sums on the CPU, by Gloo: {self._group.remark}")
         if form.fresh:
             self._shard = None  # before there are two
-            where = self._device if self._group is None else self._group.device
-            device = where if where.type == "cuda" else None
+            device = device_of_shards(self._device if self._group is None else self._group.device)
             self._shard = WholeShard(self._spec, self._replica.hold(), self._me, self._arena, device=device)
+            self._replica.live_in(self._shard.lend_parameters(), near=device is not None)
             states = [self._link.bytes_of(part) for part in parts]
             self._shard.take(assemble(self._spec, len(states), states), parameters=False, optimizer=True)
         self._workers = form.workers

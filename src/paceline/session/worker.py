@@ -64,8 +64,8 @@ class Worker:
 
     def converse(self, talk: Talk[T], *, reads: int = 0) -> T:
         """Carry a conversation out; afterwards the parameters are where the role reads them. It has `reads` pulls."""
-        if reads:
-            self.replica.await_copies()
+        if reads or self.role.memory != "private":
+            self.replica.await_copies()  # a loaded state and a group's updates are written while a worker talks, whatever about
         try:
             with self.meter.waiting():
                 said = self.link.drive(self._metered(talk if self._applier is None else self._grouped(self._applier.attend(talk))))

@@ -6,7 +6,7 @@ hold it and make the updates.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -48,7 +48,8 @@ class Replica:
         self._trained = [parameters[slot.index] for slot in trained]
         self._private = [tensor_at(arena, private_at + slot.start, slot.spec) for slot in trained]
         self._shared = [tensor_at(shared, slot.start, slot.spec) for slot in trained]
-        self._whole: list[Tensor] = []
+        self._whole: Sequence[Tensor] = []
+        self._is_whole_near = False
         self._held: Tensor | None = None
         self._memories = (arena, shared)
         self._layout = layout
@@ -118,9 +119,9 @@ class Replica:
         if memory == self._place:
             return
         self._place = memory
-        if self._staging is None:
-            for parameter, view in zip(self._trained, self._views(), strict=True):
-                parameter.data = view
+        is_near = self._staging is None or self._is_at_home
+        for parameter, values in zip(self._trained, self._views() if is_near else self._values, strict=True):
+            parameter.data = values
         self._watch.settle()
 
     def hold(self) -> Tensor:
@@ -129,14 +130,24 @@ class Replica:
         buffers_at, size_bytes = parameter_arena_bytes(layout)
         if self._held is None:
             self._held = torch.zeros(size_bytes, dtype=torch.uint8)
-            self._whole = [tensor_at(self._held, slot.start, slot.spec) for slot in layout.slots if slot.spec.group >= 0]
         held = self._held
         held[: layout.trainable_bytes].copy_(arena[places.parameters :][: layout.trainable_bytes])
         held[layout.trainable_bytes : buffers_at].copy_(shared[layout.trainable_bytes : buffers_at])
         held[buffers_at:][: layout.buffer_bytes].copy_(arena[places.mean_buffers :][: layout.buffer_bytes])
         return held
 
-    def _views(self) -> list[Tensor]:
+    def live_in(self, whole: Sequence[Tensor], *, near: bool) -> None:
+        """Where this worker holds all shards, its parameters are `whole`, or, if they are not `near`, copies on its device."""
+        self._whole, self._is_whole_near = whole, near
+        if self._place == "whole":
+            self._place = None  # they were elsewhere
+
+    @property
+    def _is_at_home(self) -> bool:
+        """Whether the parameters are those that this worker itself updates, though its model is on a device."""
+        return self._place == "whole" and self._is_whole_near
+
+    def _views(self) -> Sequence[Tensor]:
         return {"private": self._private, "shards": self._shared, "whole": self._whole}[self._place or "private"]
 
     def await_copies(self) -> None:
@@ -146,7 +157,7 @@ class Replica:
 
     def copy_in(self) -> None:
         """New parameters lie where `point` says: begin to copy them to the device, if the model is on one."""
-        if self._staging is not None:
+        if self._staging is not None and not self._is_at_home:
             self._staging.send(zip(self._values, self._views(), strict=True))
 
     def check_untouched(self) -> None:

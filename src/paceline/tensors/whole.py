@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from paceline.messages import Member, ModelSpec
+from paceline.tensors.memory import typed
 from paceline.tensors.shard import Shard
 from paceline.tensors.window import BUCKET_ELEMENTS, Window, buckets_of
 
@@ -65,6 +66,15 @@ class WholeShard(Shard):
         memory = self._reduction.accumulator
         trained = (slot for slot in self._layout.slots if slot.spec.group >= 0)
         return [memory[first.get(slot.index, 0) :][: slot.num_elements] for slot in trained]
+
+    def lend_parameters(self) -> list[Tensor]:
+        """The parameters where the optimizer writes them, in the order in which they lie in flat memory, for this worker's model.
+
+        If that is on a device, the memory that the shard was made over shows no change of them from now on.
+        """
+        self._place.is_shown = False
+        trained = (slot for slot in self._layout.slots if slot.spec.group >= 0)
+        return [typed(self._memory, slot.start, slot.stop, slot.spec.dtype).view(slot.spec.shape) for slot in trained]
 
     def summed(self, bucket: int) -> Tensor:
         """What is summed as one bucket, in place."""

@@ -44,13 +44,15 @@ class Workplace:
 
     def __init__(self, shared: Tensor, start: int, stop: int, device: torch.device | None) -> None:
         self._shared, self._device = shared, device
+        self.is_shown = device is not None
+        """Whether what is made here has to be brought to the shared memory."""
         self.memory: Flat = shared if device is None else Span(shared, start, stop, device)
         self.window_bytes = WINDOW_BYTES if device is None else DEVICE_WINDOW_BYTES
         self._room = torch.empty(0 if device is None else PIECE_ELEMENTS * WIDEST_BYTES, dtype=torch.uint8, device=device)
 
     @property
     def is_apart(self) -> bool:
-        """Whether what is made here has to be shown."""
+        """Whether this is another memory than the shared one."""
         return self._device is not None
 
     def source(self, memory: Tensor, windows: Sequence[Window]) -> Source:
@@ -59,7 +61,7 @@ class Workplace:
 
     def show(self, start: int, stop: int) -> None:
         """Bytes [start, stop) are new."""
-        if self.is_apart:
+        if self.is_shown:
             self._shared[start:stop].copy_(self.memory[start:stop])
 
 
