@@ -1,9 +1,10 @@
 """Whether models on a GPU train as they should, and how long a step takes there: one script, for a machine that has one.
 
-First the checks: every step's parameters are what the gradient on the device says, lockstep is plain PyTorch, paces that
-do not wait learn, the example trains in hybrid with two workers on one GPU. Then times: a step beside plain PyTorch, with
-two GPUs or more beside DDP over NCCL. Prints tables, writes JSON, ends with 1 when a check fails. `--rehearse` goes
-through all of it on the CPU with next to no work, and its times mean nothing.
+First the checks: every step's parameters are what the gradient on the device says, lockstep is plain PyTorch by either route,
+paces that do not wait learn, the example trains in hybrid with two workers on one GPU. Then times: a step beside plain PyTorch,
+with two GPUs or more beside DDP over NCCL, which the collective route then takes too; on one GPU it sums by Gloo. Prints tables,
+writes JSON, ends with 1 when a check fails. `--rehearse` goes through all of it on the CPU with next to no work, and its times
+mean nothing.
 """
 
 from __future__ import annotations
@@ -53,12 +54,13 @@ def exact(args: argparse.Namespace, how: str) -> str:
     return f"off by {worst:.1e} of the largest gradient at most"
 
 
-def parity(args: argparse.Namespace) -> str:
+def parity(args: argparse.Namespace, route: str = "servers") -> str:
     """Two workers with half of each batch train what plain PyTorch trains with the whole of it."""
     with tempfile.TemporaryDirectory() as folder:
         plain, ours = (Path(folder) / name for name in ("plain.pt", "ours.pt"))
         script = [str(HERE / "peers" / "parity_train.py"), args.device]
-        run = [sys.executable, "-m", "paceline", "run", "--workers", "2", "--pace", "sync", "--batch", "global", "--out", f"{folder}/run"]
+        run = [sys.executable, "-m", "paceline", "run", "--workers", "2", "--pace", "sync", "--batch", "global"]
+        run += ["--route", route, "--out", f"{folder}/run"]
         for command in ([sys.executable, *script, str(plain)], [*run, *script, str(ours)]):
             done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
             if done.returncode:
@@ -82,6 +84,7 @@ CHECKS: dict[str, Check] = {
     "every step is exact": lambda args: exact(args, "plain"),
     "every step is exact under a GradScaler": lambda args: exact(args, "scaled"),
     "lockstep is plain PyTorch": parity,
+    "lockstep is plain PyTorch by the collective route": lambda args: parity(args, "collective"),
     "async learns": lambda args: learns(args, "async"),
     "hybrid learns": lambda args: learns(args, "hybrid"),
     "hybrid learns with servers on the device": lambda args: learns(args, "hybrid", args.device),
@@ -95,6 +98,7 @@ def contenders(args: argparse.Namespace) -> dict[str, Callable[[], float]]:
         "plain, one process": lambda: run_ranks("plain_step.py", [*few, args.device], 1, {}),
         "paceline, one worker": lambda: run_paceline("paceline_step.py", [*few, args.device], 1, "sync"),
         "paceline, two workers": lambda: run_paceline("paceline_step.py", [*few, args.device], 2, "sync"),
+        "paceline collective, two workers": lambda: run_paceline("paceline_step.py", [*few, args.device], 2, "sync", "collective"),
         "paceline async, two workers": lambda: run_paceline("paceline_step.py", [*few, args.device], 2, "async"),
     }
     if args.rehearse or torch.cuda.device_count() > 1:

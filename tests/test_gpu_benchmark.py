@@ -35,4 +35,4 @@ def test_rehearsed_on_the_cpu_every_check_is_right(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     written = json.loads((tmp_path / "gpu.json").read_text())
     assert written["failed"] == {}
-    assert len(written["ms"]) == 5
+    assert len(written["ms"]) == 6
