@@ -13,7 +13,7 @@ from paceline.engine import link as link_module
 from paceline.engine.link import Link, Member
 from paceline.engine.local.blame import LEFT_ALONE, failed_of, failure_of
 from paceline.errors import DeadlineError, PeerLostError, ProtocolError, RunEnded
-from paceline.messages import COORDINATOR, Address, Attached, Drawn, Halt, Params, Pull, Welcome
+from paceline.messages import COORDINATOR, Address, Attached, Convene, Disband, Drawn, Free, Halt, Message, Params, Pull, Welcome
 from paceline.pace import parse_pace
 from paceline.roles.effects import Send
 from paceline.roles.talk import Receive, Talk
@@ -236,3 +236,24 @@ def test_a_closed_link_is_seen_by_its_peers(peers: Peers) -> None:
         delivery = port.receive(0.0)
         assert delivery is not None
         assert delivery.message is None
+
+
+@pytest.mark.parametrize("end", [Convene(2), Disband(gives=False), Halt(4, "it is over"), None], ids=lambda end: type(end).__name__)
+def test_what_calls_a_group_off_is_seen_and_stays_to_be_received_behind_what_came_before(end: Message | None, peers: Peers) -> None:
+    assert not peers.link.is_called_off()
+    peers.coordinator.send(WORKER, Free())
+    assert not peers.link.is_called_off()
+    if end is None:
+        peers.coordinator.close()
+    else:
+        peers.coordinator.send(WORKER, end)
+    assert peers.link.is_called_off()
+    assert peers.link.is_called_off()
+    assert [peers.link._take(1.0).message for _ in range(2)] == [Free(), end]
+    assert not peers.link.is_called_off()
+
+
+def test_the_end_of_a_server_calls_no_group_off(peers: Peers) -> None:
+    peers.server.close()
+    assert not peers.link.is_called_off()
+    assert peers.link._take(1.0).message is None

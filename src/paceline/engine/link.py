@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections import deque
 from collections.abc import Callable
 from time import monotonic
 from typing import NamedTuple, TypeVar, cast
@@ -16,7 +17,7 @@ from paceline.config import Resolved
 from paceline.engine.carry import carry, take_bytes
 from paceline.engine.surroundings import Surroundings
 from paceline.errors import DeadlineError, PacelineError, PeerLostError, RunEnded
-from paceline.messages import COORDINATOR, Address, Halt, Hello, Welcome
+from paceline.messages import COORDINATOR, Address, Convene, Disband, Form, Halt, Hello, Welcome
 from paceline.ports import Delivery, Port
 from paceline.roles.effects import Send
 from paceline.roles.patience import LEAST_WAIT_S
@@ -29,6 +30,9 @@ COORDINATOR_PATIENCES = 12
 """The coordinator judges who is late, so a worker waits longer for it than it waits for anybody."""
 REASON_S = 5.0
 """How long the reason of a peer's end, a Halt or that the coordinator is gone, may take after that end: two heartbeats and more."""
+
+CALLS_OFF = (Convene, Form, Disband, Halt)
+"""After these nobody goes on with what a group was to do together."""
 
 
 class Shared(NamedTuple):
@@ -66,6 +70,7 @@ class Link:
         self._port = port
         self._patience_s = max(resolved.settings.patience_s, LEAST_WAIT_S)
         self._owing: set[Address] = set()
+        self._early: deque[Delivery] = deque()
         self._num_shards = member.num_servers
 
     # --- conversations ------------------------------------------------------------------------------------
@@ -118,11 +123,20 @@ class Link:
     def _next(self, timeout_s: float) -> Delivery | None:
         """The next delivery; the end of a server that holds no shard is none of this worker's business."""
         until_s = monotonic() + timeout_s
-        while (delivery := self._port.receive(max(0.0, until_s - monotonic()))) is not None:
+        while (delivery := self._take(max(0.0, until_s - monotonic()))) is not None:
             who = delivery.sender
             if delivery.message is not None or who.role != "server" or who.id < self._num_shards:
                 break
         return delivery
+
+    def _take(self, timeout_s: float) -> Delivery | None:
+        return self._early.popleft() if self._early else self._port.receive(timeout_s)
+
+    def is_called_off(self) -> bool:
+        """Whether what this worker does together with others is of no use any more, by what has come since, which stays to be received."""
+        while (delivery := self._port.receive(0.0)) is not None:
+            self._early.append(delivery)
+        return any(isinstance(come.message, CALLS_OFF) or (come.message is None and come.sender == COORDINATOR) for come in self._early)
 
     def _await_reason(self) -> bool:
         """Somebody is gone; if the coordinator or a server still tells the reason, that is what counts.
@@ -131,7 +145,7 @@ class Link:
         """
         until_s = monotonic() + REASON_S
         while (left_s := until_s - monotonic()) > 0.0:
-            delivery = self._port.receive(left_s)
+            delivery = self._take(left_s)
             if delivery is not None and isinstance(delivery.message, Halt):
                 raise self._ended(delivery.sender, delivery.message)
             if delivery is not None and delivery.message is None and delivery.sender.role != "server":

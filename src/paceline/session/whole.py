@@ -153,7 +153,8 @@ class Whole:
         seat = Seat(form.generation, form.workers.index(self._me), len(form.workers), self._link.surroundings.address)
         if seat.size > 1:
             store, at = convened if seat.rank == 0 else None, (form.host, form.port)
-            self._group = Group(seat, store, at, timeout_s=GROUP_TIMEOUT_S, on=self._device)
+            called_off = self._link.is_called_off
+            self._group = Group(seat, store, at, timeout_s=GROUP_TIMEOUT_S, on=self._device, called_off=called_off)
             if self._group.remark and seat.rank == 0:
                 say(f"the group sums on the CPU, by Gloo: {self._group.remark}")
         if form.fresh:

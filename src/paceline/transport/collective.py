@@ -1,7 +1,7 @@
 """A group of workers that sum tensors among themselves through torch.distributed: by NCCL where each has a GPU of its own, else by Gloo.
 
 A sum is not atomic: when one of the group is lost some may have it and others not, so what comes of it is for a vote. A group
-that broke is not used again; it is let go of in a thread of its own, for its end waits until what is stuck in it times out.
+that broke is not used again.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
 import torch
@@ -19,10 +20,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 from paceline.errors import PacelineError
-from paceline.transport.store import first_line, serve_store
+from paceline.transport.store import first_line, hang_up, serve_store
 
 STORE_S = 15.0
 """How long the others of a group may take to meet once they were told where."""
+LOOK_S = 0.2
+"""How often a member that waits for the others looks whether they are waited for still."""
+ASK_S = 0.01
+"""How often the store is asked whether the others have come."""
+NEVER_SENT = 1
+"""The tag of a message between two members that neither sends."""
+CALLED_OFF = "it was called off"
 PIECE_BYTES = 1 << 24
 """What is summed to measure a group."""
 MEASURED_TIMES = 3
@@ -42,6 +50,16 @@ class Adding(NamedTuple):
     part: Tensor
     there: Tensor
     work: Any
+
+
+class Met(NamedTuple):
+    """What comes of a meeting: the store, this group's part of it, and what sums, which is made later when it is NCCL."""
+
+    store: dist.TCPStore
+    shared: dist.Store
+    backend: str
+    remark: str
+    gloo: Any
 
 
 class Seat(NamedTuple):
@@ -88,28 +106,78 @@ def convene(host: str) -> tuple[dist.TCPStore, int]:
 class Group:
     """One generation of a group of more than one; every member calls the same methods in the same order.
 
-    `store` is there in the member that convened it. An operation may take `timeout_s`. This member's model is on the device
-    `on`; the group's sums are made on `device`, and `remark` is why that is not where the models are. Raises GroupError, as all
-    methods do.
+    `store` is there in the member that convened it. An operation may take `timeout_s`, and is given up as soon as `called_off`
+    says that the others are not to be waited for. This member's model is on the device `on`; the group's sums are made on
+    `device`, and `remark` is why that is not where the models are. Raises GroupError, as all methods do.
     """
 
     def __init__(
-        self, seat: Seat, store: dist.TCPStore | None, address: tuple[str, int], *, timeout_s: float, on: torch.device = CPU
+        self,
+        seat: Seat,
+        store: dist.TCPStore | None,
+        address: tuple[str, int],
+        *,
+        timeout_s: float,
+        on: torch.device = CPU,
+        called_off: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._seat = seat
-        self._timeout = timedelta(seconds=timeout_s)
-        host, port = address
+        self._seat, self._called_off, self._is_dismissed = seat, called_off, False
+        self._timeout_s, self._timeout = timeout_s, timedelta(seconds=timeout_s)
+        name = device_name(on)
         try:
-            self._store = store or dist.TCPStore(host, port, None, False, timedelta(seconds=STORE_S), wait_for_workers=False)
-            shared = dist.PrefixStore(f"paceline/{seat.generation}", self._store)
-            shared.set(f"device/{seat.rank}", device_name(on))
-            devices = [f"device/{rank}" for rank in range(seat.size)]
-            shared.wait(devices, self._timeout)
-            backend, self.remark = backend_for([shared.get(device).decode() for device in devices])
-            self.device = on if backend == "nccl" else CPU
-            self._group: Any = self._open_nccl(shared) if backend == "nccl" else self._open_gloo(shared)
+            met = self._while_wanted(lambda: self._meet(store, address, name), address)
+            self._store, self.remark = met.store, met.remark
+            self.device = on if met.backend == "nccl" else CPU
+            self._group: Any = self._open_nccl(met.shared) if met.backend == "nccl" else met.gloo
         except RuntimeError as error:
             raise self._failed("meet", error) from error
+
+    def _while_wanted(self, meet: Callable[[], Met], address: tuple[str, int]) -> Met:
+        """What `meet` returns, unless that takes too long or is called off.
+
+        Whoever asks a store whose process has stopped, or was cut off, waits for ever. So another thread asks, and is dismissed.
+        """
+        said: SimpleQueue[Met | Exception] = SimpleQueue()
+
+        def ask() -> None:
+            try:
+                said.put(meet())
+            except Exception as error:  # noqa: BLE001  whoever waits raises it
+                said.put(error)
+
+        # no daemon: Python must not end while torch is about to return to it
+        meeting = threading.Thread(target=ask, name="paceline meeting")
+        meeting.start()
+        limit_s = STORE_S + self._timeout_s
+        until_s = time.monotonic() + limit_s
+        why = ""
+        while not why:
+            with suppress(Empty):
+                met = said.get(timeout=LOOK_S)
+                if isinstance(met, Exception):
+                    raise met
+                return met
+            if self._called_off():
+                why = CALLED_OFF
+            elif time.monotonic() > until_s:
+                why = f"it took longer than {limit_s:g} s"
+        self._is_dismissed = True
+        threading.Thread(target=_dismiss, args=(meeting, address), name="paceline dismissal").start()
+        raise RuntimeError(why)
+
+    def _meet(self, store: dist.TCPStore | None, address: tuple[str, int], device: str) -> Met:
+        seat, (host, port) = self._seat, address
+        store = store or dist.TCPStore(host, port, None, False, timedelta(seconds=STORE_S), wait_for_workers=False)
+        shared = dist.PrefixStore(f"paceline/{seat.generation}", store)
+        shared.set(f"device/{seat.rank}", device)
+        devices = [f"device/{rank}" for rank in range(seat.size)]
+        until_s = time.monotonic() + self._timeout_s
+        while not shared.check(devices):
+            if self._is_dismissed or time.monotonic() > until_s:
+                raise RuntimeError(f"of its {seat.size} members some did not come within {self._timeout_s:g} s")
+            time.sleep(ASK_S)
+        backend, remark = backend_for([shared.get(name).decode() for name in devices])
+        return Met(store, shared, backend, remark, None if backend == "nccl" else self._open_gloo(shared))
 
     def _open_nccl(self, store: dist.Store) -> Any:
         options = dist.ProcessGroupNCCL.Options()
@@ -145,11 +213,31 @@ class Group:
         """Until each of them holds its sum."""
         try:
             for adding in addings:
-                adding.work.wait(self._timeout)
+                self._await(adding.work)
                 if adding.there is not adding.part:
                     adding.part.copy_(adding.there)
         except RuntimeError as error:
             raise self._failed("sum", error) from error
+
+    def _await(self, work: Any) -> None:
+        """Until it is done or has failed, unless that takes too long or is called off."""
+        if self.device.type != CPU.type:
+            work.wait(self._timeout)  # NCCL ends what was waited for too long
+            return
+        until_s = time.monotonic() + self._timeout_s
+        while True:
+            try:
+                work.wait(timedelta(seconds=min(LOOK_S, self._timeout_s)))
+            except RuntimeError:
+                if work.is_completed():
+                    work.wait()  # done just now, or it says why it failed
+                elif self._called_off():
+                    raise RuntimeError(CALLED_OFF) from None
+                elif time.monotonic() < until_s:
+                    continue
+                else:
+                    raise
+            return
 
     def sum(self, parts: Iterable[Tensor]) -> None:
         """Add up each of `parts` over the members, in place. One is on its way while the next is made."""
@@ -160,7 +248,7 @@ class Group:
         try:
             there = own.to(self.device)
             others = [torch.empty_like(there) for _ in range(self._seat.size)]
-            self._group.allgather([others], [there]).wait(self._timeout)
+            self._await(self._group.allgather([others], [there]))
             return [other.to(own.device) for other in others]
         except RuntimeError as error:
             raise self._failed("gather", error) from error
@@ -176,24 +264,43 @@ class Group:
         return min(taken) * size_bytes / (4 * piece.numel())
 
     def close(self) -> None:
-        """Let the group go; returns at once."""
-        held = [self._group, self._store]
-        aborts = self.device.type != CPU.type
+        """Let the group go, with what is stuck in it."""
+        if self._group is None:
+            return
+        held: list[Any] = [self._group, self._store]
         self._group = self._store = None
-        # no daemon: Python must not end while torch takes its threads down
-        thread = threading.Thread(target=_let_go, args=(held,), kwargs={"aborts": aborts}, name="paceline group")
-        try:
-            thread.start()
-        except RuntimeError:  # Python is ending, and begins no thread any more
-            _let_go(held, aborts=aborts)
+        if self.device.type == CPU.type:
+            _let_go(held, other=(self._seat.rank + 1) % self._seat.size)
+        elif threading.main_thread().is_alive():
+            # no daemon: Python must not end while torch is about to return to it
+            threading.Thread(target=_abort, args=(held,), name="paceline group").start()
+        else:
+            _abort(held)  # Python waits for no further thread
 
     def _failed(self, what: str, error: Exception) -> GroupError:
         return GroupError(f"worker group {self._seat.generation} could not {what}: {first_line(error)[:300]}")
 
 
-def _let_go(held: list[Any], *, aborts: bool) -> None:
-    """End what a group is made of; what is stuck on a GPU never ends by itself."""
-    if aborts:
-        with suppress(RuntimeError):
-            held[0].abort()
+def _dismiss(meeting: threading.Thread, address: tuple[str, int]) -> None:
+    """Let nobody wait any longer for an answer of the store at `address`; who is past that ends at a time limit."""
+    meeting.join(LOOK_S)
+    while meeting.is_alive():
+        hang_up(*address)
+        meeting.join(LOOK_S)
+
+
+def _let_go(held: list[Any], *, other: int) -> None:
+    """End a Gloo group at once, whose end else waits for the time limit of what is stuck in it, and which has no abort that helps.
+
+    When one operation is waited for too long, all of them fail. So this waits for a moment for what rank `other` never sends.
+    """
+    with suppress(RuntimeError):
+        held[0].recv([torch.empty(1)], other, NEVER_SENT).wait(timedelta(milliseconds=1))
+    held.clear()
+
+
+def _abort(held: list[Any]) -> None:
+    """End an NCCL group; what is stuck on a GPU never ends by itself."""
+    with suppress(RuntimeError):
+        held[0].abort()
     held.clear()
