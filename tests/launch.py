@@ -53,6 +53,11 @@ def events(out: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
 
+def routes(out: Path) -> list[tuple[object, object]]:
+    """The routes in their order, with the group's workers where there is one."""
+    return [(event["route"], event.get("workers")) for event in events(out) if event["event"] == "route"]
+
+
 def wait_for_updates(out: Path, count: int, process: subprocess.Popen[str], timeout_s: float = 60.0) -> None:
     """Until the run has made `count` updates."""
     end = time.monotonic() + timeout_s

@@ -19,6 +19,10 @@ SCRIPT = SCRIPTS / "launched.py"
 TIMEOUT_S = 100.0
 PORT_THERE = 29_500
 """A port of the store on a host of a test's own, where nothing else runs."""
+SILENCE_S = 6.0
+"""What tests of faults set: how long a peer may go without a heartbeat."""
+ENDS_WITHIN_S = SILENCE_S + 30.0
+"""The deadline that is stated for what falls silent, and the time that a loaded machine may take to tell it."""
 
 
 class Ranks:
@@ -104,6 +108,13 @@ class Ranks:
             assert time.monotonic() < end
             time.sleep(0.05)
 
+    def wait_for_word(self, rank: int, word: str) -> None:
+        """Until a rank has printed it."""
+        end = time.monotonic() + TIMEOUT_S
+        while word not in self.printed(rank):
+            assert time.monotonic() < end, self.printed(rank)
+            time.sleep(0.05)
+
     def child(self, rank: int, part: str) -> int:
         """The process that a rank has started with `part` in its command line."""
         mine = self.processes[rank].pid
@@ -112,6 +123,14 @@ class Ranks:
                 if part in Path(f"/proc/{pid}/cmdline").read_text():
                     return int(pid)
         raise AssertionError(f"rank {rank} has started no {part}")
+
+    def strike(self, fault: str, rank: int, part: str = "") -> None:
+        """`kill` or `stop` a rank, or what it has started with `part` in its command line; or `cut` the cable of its host."""
+        if fault == "cut":
+            self._hosts[rank // self._on_each].cut()
+        else:
+            pid = self.child(rank, part) if part else self.processes[rank].pid
+            os.kill(pid, signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
 
     def left(self) -> list[int]:
         """The processes of this run that live, other than the ranks that have not been waited for."""

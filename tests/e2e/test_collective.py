@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from launch import SCRIPTS, events, paceline_run, paceline_start, pid_of, wait_for_updates
+from launch import SCRIPTS, paceline_run, paceline_start, pid_of, routes, wait_for_updates
 from paceline.session.sums import STOPS
 
 SAMPLES = 600
@@ -29,11 +29,6 @@ def counts(out: Path) -> list[float]:
     return (-load_file(out / "final.safetensors")["count"].to(torch.float64)).flatten().tolist()
 
 
-def routes(out: Path) -> list[tuple[object, object]]:
-    """The routes in their order, with the group's workers where there is one."""
-    return [(event["route"], event.get("workers")) for event in events(out) if event["event"] == "route"]
-
-
 def listening(pid: int) -> list[str]:
     """The TCP addresses that a process listens at, as /proc has them."""
     sockets = {os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()}
@@ -41,7 +36,8 @@ def listening(pid: int) -> list[str]:
     return [line[1] for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in sockets]
 
 
-def test_a_group_goes_on_without_a_killed_worker_and_folds_every_sample_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("killed", [0, pytest.param(1, marks=pytest.mark.slow)])  # 0 has convened the group
+def test_a_group_goes_on_without_a_killed_worker_and_folds_every_sample_once(killed: int, tmp_path: Path) -> None:
     out = tmp_path / "run"
     options: dict[str, object] = {"workers": 3, "route": "collective", "lr_rule": "none"}
     process = paceline_start(SCRIPTS / "counting.py", str(SAMPLES), "1", "1", "0.01", out=out, **options)
@@ -51,15 +47,16 @@ def test_a_group_goes_on_without_a_killed_worker_and_folds_every_sample_once(tmp
         addresses = [address for worker in range(3) for address in listening(pid_of(out, worker))]
         assert len(addresses) >= 1
         assert all(address.startswith(loopback) for address in addresses), f"the group listens at {addresses}"
-        os.kill(pid_of(out, 1), signal.SIGKILL)
+        os.kill(pid_of(out, killed), signal.SIGKILL)
         printed, _ = process.communicate(timeout=60)
     finally:
         process.kill()
     assert process.returncode == 0, printed
     summary = json.loads((out / "summary.json").read_text())
-    assert (summary["lost"], summary["ledger"]["once"], summary["ledger"]["skipped"]) == ([1], SAMPLES, 0)
+    assert (summary["lost"], summary["ledger"]["once"], summary["ledger"]["skipped"]) == ([killed], SAMPLES, 0)
     assert [at for at, value in enumerate(counts(out)) if not is_folded_once(value, 3)] == []
-    assert routes(out) == [("collective", [0, 1, 2]), ("collective", [0, 2]), ("servers", None)]
+    others = [worker for worker in range(3) if worker != killed]
+    assert routes(out) == [("collective", [0, 1, 2]), ("collective", others), ("servers", None)]
 
 
 def test_the_last_one_of_a_group_goes_on_alone_with_the_gradient_that_it_has(tmp_path: Path) -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ranks import Ranks
+from netns import namespaces
+from paceline.transport.keys import write_key_file
+from ranks import SILENCE_S, Ranks
 from watched import Watched
 
 
@@ -44,6 +47,23 @@ def launched(tmp_path: Path) -> Iterator[Callable[..., Ranks]]:
     yield start
     for ranks in started:
         ranks.close()
+
+
+@pytest.fixture
+def far_apart(launched: Callable[..., Ranks], tmp_path: Path) -> Iterator[Callable[..., Ranks]]:
+    """Starts ranks of a script on a real host each, and returns when they have made some updates."""
+    key = tmp_path / "job.key"
+    write_key_file(key)
+    with ExitStack() as stack:
+
+        def start(*arguments: str, size: int = 2, **settings: str) -> Ranks:
+            hosts = stack.enter_context(namespaces(size))
+            settings = {"key_file": str(key), "silence": f"{SILENCE_S}s", **settings}
+            ranks = launched(*arguments, size=size, on_each=1, hosts=hosts, **settings)
+            ranks.wait_for_updates(3)
+            return ranks
+
+        yield start
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from paceline.engine.link import Link
 from paceline.engine.local.blame import failed_of
 from paceline.engine.local.results import report_line, result_lines
 from paceline.engine.local.run_dir import settle_summary
-from paceline.engine.torchrun.nursery import Nursery
+from paceline.engine.torchrun.nursery import TICK_S, Nursery
 from paceline.errors import ExitCode, PacelineError, PeerLostError, RunEnded, WriteError
 from paceline.messages import COORDINATOR, Address, Bye, Failed
 from paceline.ports import Port
@@ -31,7 +31,7 @@ from paceline.ports import Port
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 REASON = "reason.json"
 GRACE_S = 10.0
-"""How long children may take to end once this worker has failed; launchers kill after about 30 s."""
+"""How long children may take to end once this worker has failed, or the run is over; launchers kill after about 30 s."""
 
 
 Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
@@ -100,8 +100,10 @@ class Ending:
         with suppress(PeerLostError):
             told = Bye() if self._failed is None else Failed(self._failed.code, self._failed.sentence)
             self._port.send(COORDINATOR, told)
+            if self._failed is None:
+                self._await_run()
         self._port.close()
-        self._nursery.await_end(None if self._failed is None else GRACE_S)
+        self._nursery.await_end(GRACE_S)
         code = self._tell()
         if code and (is_late or self._failed is None):
             # Python would end with 0; what was printed goes out first
@@ -109,6 +111,13 @@ class Ending:
                 with suppress(OSError, ValueError):
                     stream.flush()
             os._exit(code)
+
+    def _await_run(self) -> None:
+        """Until those that this process has started are done with the run; what is stuck then is not waited for any longer."""
+        while self._nursery.runs:
+            delivery = self._port.receive(TICK_S)
+            if delivery is not None and delivery.message is None and delivery.sender == COORDINATOR:
+                return
 
     def _leaves_well(self) -> bool:
         """What the others still want of this worker comes before its goodbye."""

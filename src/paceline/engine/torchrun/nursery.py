@@ -87,12 +87,17 @@ class Nursery:
         if self.children:
             self._thread.start()
 
-    def await_end(self, grace_s: float | None) -> None:
+    @property
+    def runs(self) -> bool:
+        """Whether a child has not ended."""
+        return self._thread.is_alive()
+
+    def await_end(self, grace_s: float) -> None:
         """Until all children have ended; those that take longer than `grace_s` are killed."""
-        deadline_s = None if grace_s is None else monotonic() + grace_s
+        deadline_s = monotonic() + grace_s
         while self._thread.is_alive():
             self._thread.join(TICK_S)
-            if deadline_s is not None and monotonic() > deadline_s:
+            if monotonic() > deadline_s:
                 for child in self.children:
                     child.signal(9)
                 self._thread.join(self._patience_s)
