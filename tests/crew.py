@@ -17,6 +17,7 @@ from paceline.transport.collective import Group, Seat, convene
 from replicas import bench_of
 
 LR = 0.1
+WIDTH = 4
 DEEDS = ("plain", "plain", "plain", "zeroed", "twice", "touch", "data", "replace", "part", "more", "refused", "idle")
 
 
@@ -29,12 +30,12 @@ class Gradient(NamedTuple):
 
 
 class Mate:
-    """One member: `samples` are those of the step in hand."""
+    """One member: `samples` are those of the step in hand. `width` makes its last layers as large."""
 
-    def __init__(self, number: int, group: Group, *, is_early: bool, device: torch.device | None) -> None:
+    def __init__(self, number: int, group: Group, *, is_early: bool, device: torch.device | None, width: int) -> None:
         torch.manual_seed(0)
-        self.number, self.group = number, group
-        self.model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 2))
+        self.number, self.group, self.width = number, group, width
+        self.model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, width), nn.Tanh(), nn.Linear(width, 2))
         layers = [self.model[0], self.model[2], self.model[4]]
         optimizer = torch.optim.SGD([{"params": layer.parameters()} for layer in layers], lr=LR)
         bench = bench_of(self.model, optimizer)
@@ -43,10 +44,9 @@ class Mate:
         self.replica.live_in(self.shard.lend_parameters(), near=True)
         self.replica.point("whole")
         self.shard.meet((0, 1))
-        self.gradients = self.replica.enter_group()
-        self.sums = Sums(self.shard, self.gradients, group, is_early=is_early)
         self.samples = 0
-        self.gradients.on_written = lambda first, past: self.sums.written(first, past, float(self.samples))
+        gradients = self.replica.enter_group(lambda first, past: self.sums.written(first, past, float(self.samples)))
+        self.sums = Sums(self.shard, gradients, group, is_early=is_early)
 
     def compute(self, deed: str, draw: random.Random) -> Gradient:
         """One step's gradient, come to as `deed` says."""
@@ -54,7 +54,7 @@ class Mate:
         self.samples = draw.randint(1, 5)
         for _ in range({"idle": 0, "twice": 2}.get(deed, 1)):
             x = torch.tensor([[draw.uniform(-1, 1) for _ in range(6)] for _ in range(self.samples)])
-            self.model[0 if deed != "part" else 2 :](x if deed != "part" else x[:, :5]).square().mean().backward()
+            self.model[0 if deed != "part" else 2 :](x if deed != "part" else x[:, :5]).square().mean().div(self.width / WIDTH).backward()
         parameters = dict(self.model.named_parameters())
         some = parameters[draw.choice(list(parameters))]
         if deed == "touch":
@@ -92,13 +92,13 @@ def members_of(gradients: list[Gradient]) -> tuple[Member, ...]:
 class Crew:
     """Two mates; `is_early`: which of them guess. With a `device` their shards are there. To be closed."""
 
-    def __init__(self, *is_early: bool, device: torch.device | None = None) -> None:
+    def __init__(self, *is_early: bool, device: torch.device | None = None, width: int = WIDTH) -> None:
         store, port = convene("127.0.0.1")
         seats = [(Seat(1, rank, len(is_early), "127.0.0.1"), None if rank else store) for rank in range(len(is_early))]
         self._threads = ThreadPoolExecutor(len(is_early))
         groups = self._threads.map(lambda at: Group(*at, ("127.0.0.1", port), timeout_s=20.0), seats)
         pairs = zip(groups, is_early, strict=True)
-        self.mates = [Mate(rank, group, is_early=guesses, device=device) for rank, (group, guesses) in enumerate(pairs)]
+        self.mates = [Mate(rank, group, is_early=guesses, device=device, width=width) for rank, (group, guesses) in enumerate(pairs)]
 
     def update(self, gradients: list[Gradient]) -> None:
         """All make the update, side by side."""
@@ -133,10 +133,15 @@ class Crew:
 
 
 def played(
-    seed: int, num_updates: int, *is_early: bool, device: torch.device | None = None, then: Callable[[Crew], object] = lambda _: None
+    seed: int,
+    num_updates: int,
+    *is_early: bool,
+    device: torch.device | None = None,
+    width: int = WIDTH,
+    then: Callable[[Crew], object] = lambda _: None,
 ) -> list[Tensor]:
     """What a new crew's parameters were behind each update; `then` looks at the crew."""
-    crew = Crew(*is_early, device=device)
+    crew = Crew(*is_early, device=device, width=width)
     try:
         states = crew.play(seed, num_updates)
         then(crew)

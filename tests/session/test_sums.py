@@ -9,6 +9,7 @@ import torch
 
 from crew import Crew, played
 from paceline.logic.early import Early
+from paceline.logic.partition import layout_of
 from paceline.session import sums
 from paceline.transport.collective import Group, GroupError
 
@@ -30,6 +31,17 @@ def test_an_update_is_the_same_to_the_bit_whether_buckets_left_early_or_not_or_w
     assert all(map(torch.equal, early, late))
     assert all(map(torch.equal, mixed, late))
     assert again[0] == again[1] > 0
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+def test_a_tensor_that_lies_in_several_buckets_is_summed_as_a_whole_and_written_by_nobody_meanwhile(is_early: bool) -> None:
+    crew = Crew(is_early, is_early, width=90_000)
+    try:
+        crew.play(1, 16, ("plain", "refused", "part", "idle", "data"))
+    finally:
+        crew.close()
+    spans, slots = crew.mates[0].shard.spans, layout_of(crew.mates[0].replica._spec).slots
+    assert any(sum(low < slot.stop and slot.start < high for low, high in spans) > 2 for slot in slots)
 
 
 def test_shards_on_a_device_come_to_the_same_parameters() -> None:

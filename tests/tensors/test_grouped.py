@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from paceline.tensors.grouped import GroupedGradients
 from paceline.tensors.whole import WholeShard
+from paceline.tensors.window import PIECE_ELEMENTS
 from replicas import Bench, batch, bench_of, loss_of, mlp, norm_of, same
 
 EVERYTHING = (0, 1 << 30)
@@ -18,16 +20,15 @@ EVERYTHING = (0, 1 << 30)
 class Grouped:
     """A replica in a group, with the shard that sums its gradients."""
 
-    def __init__(self, dtype: torch.dtype = torch.float32, device: torch.device | None = None) -> None:
-        self.bench: Bench = bench_of(mlp(dtype))
+    def __init__(self, dtype: torch.dtype = torch.float32, device: torch.device | None = None, model: nn.Module | None = None) -> None:
+        self.bench: Bench = bench_of(mlp(dtype) if model is None else model.to(dtype))
         replica = self.bench.replica
         self.shard = WholeShard(replica._spec, replica.hold(), 0, self.bench.arena, device=device)
         replica.live_in(self.shard.lend_parameters(), near=True)
         replica.point("whole")
-        self.gradients: GroupedGradients = replica.enter_group()
-        self.is_near = self.gradients.sum_into(self.shard.places())
         self.heard: list[tuple[int, int]] = []
-        self.gradients.on_written = lambda first, past: self.heard.append((first, past))
+        self.gradients: GroupedGradients = replica.enter_group(lambda first, past: self.heard.append((first, past)))
+        self.is_near = self.gradients.sum_into(self.shard.places())
 
     def backward(self, seed: int = 1) -> None:
         loss_of(self.bench.model, batch(next(self.bench.model.parameters()).dtype, seed)).backward()
@@ -52,7 +53,7 @@ def test_places_hold_the_gradient_times_its_weight_in_float32(dtype: torch.dtype
     assert same(one.summed(), {name: 3.0 * value.float() for name, value in one.own().items()})
     padding = one.shard.summed(0).double().square().sum() - sum(value.double().square().sum() for value in one.summed().values())
     assert abs(float(padding)) < 1e-9
-    one.gradients.bring(*EVERYTHING, None)
+    one.gradients.clear(*EVERYTHING)
     assert not one.shard.summed(0).any()
 
 
@@ -71,6 +72,20 @@ def test_what_was_brought_is_brought_again_only_when_it_has_to_be() -> None:
     assert same(one.summed(), {name: 5.0 * value for name, value in one.own().items()})
 
 
+def test_zeros_too_are_written_once_for_some_of_them_may_be_on_their_way() -> None:
+    one = Grouped()
+    one.backward()
+    one.bench.model[2].bias.grad = None
+    for again in (lambda: one.gradients.bring(*EVERYTHING, 2.0), lambda: one.gradients.clear(*EVERYTHING)):
+        one.gradients.forget()
+        again()
+        place = one.shard.places()[3]
+        assert not place.any()
+        place.fill_(7.0)  # a neighbour's bucket has it and is being summed
+        again()
+        assert bool((place == 7.0).all())
+
+
 def test_a_new_group_is_given_what_a_former_one_was() -> None:
     one = Grouped()
     one.backward()
@@ -83,7 +98,7 @@ def test_a_new_group_is_given_what_a_former_one_was() -> None:
     assert same(one.summed(), one.own())
 
 
-@pytest.mark.parametrize("deed", ["mul_", "data", "part", "replace", "strides"])
+@pytest.mark.parametrize("deed", ["mul_", "data", "signs", "order", "part", "replace", "strides"])
 def test_what_the_script_changes_behind_the_backward_pass_is_what_is_summed(deed: str) -> None:
     one = Grouped()
     one.backward()
@@ -94,6 +109,10 @@ def test_what_the_script_changes_behind_the_backward_pass_is_what_is_summed(deed
             weight.grad.mul_(0.5)
         case "data":
             weight.grad.data.mul_(0.5)
+        case "signs":
+            weight.grad.data.neg_()
+        case "order":
+            weight.grad.data.copy_(weight.grad.flip(0))
         case "part":
             weight.grad.data[-1, -1] += 1.0
         case "replace":
@@ -167,6 +186,25 @@ def test_nothing_holds_on_to_a_gradient_that_the_script_drops() -> None:
     one.bench.replica.flip(0, keep=True)
     one.bench.model.zero_grad()
     assert gone() is None
+
+
+def test_who_leaves_a_group_lets_go_of_all_that_was_summed() -> None:
+    one = Grouped()
+    one.backward()
+    one.gradients.bring(*EVERYTHING, 1.0)
+    shard, place = weakref.ref(one.shard), weakref.ref(one.shard.places()[0].untyped_storage())
+    one.bench.replica.leave_group()
+    del one.shard
+    gc.collect()
+    assert (shard(), place()) == (None, None)
+
+
+def test_parameters_larger_than_a_piece_and_empty_ones_are_brought_and_measured() -> None:
+    one = Grouped(torch.bfloat16, model=nn.ParameterList([torch.zeros(0), torch.ones(PIECE_ELEMENTS + 1), torch.zeros(0), torch.ones(3)]))
+    sum((p.float().square() * torch.arange(p.numel())).sum() for p in one.bench.model).backward()
+    one.gradients.bring(*EVERYTHING, 0.5)
+    assert one.norm() == pytest.approx(norm_of(one.own()), rel=1e-5)
+    assert same(one.summed(), {name: 0.5 * value.float() for name, value in one.own().items()})
 
 
 def test_what_is_summed_elsewhere_is_told_to_be() -> None:

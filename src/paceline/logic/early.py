@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+Bytes = tuple[int, int]
+"""The place of a tensor, [first, past). An empty one begins where the next does."""
 STEPS_REMEMBERED = 8
 """In each of these a tensor was written at most as often as it is waited for."""
 
@@ -31,10 +33,10 @@ class Early:
         self.num_left = 0
         self.is_missed = False
         self._spans = spans
-        self._inside: dict[int, list[int]] = {}
-        self._usual: dict[int, int] = {}
-        self._counts: dict[int, int] = {}
-        self._seen: deque[dict[int, int]] = deque(maxlen=STEPS_REMEMBERED)
+        self._inside: dict[Bytes, list[int]] = {}
+        self._usual: dict[Bytes, int] = {}
+        self._counts: dict[Bytes, int] = {}
+        self._seen: deque[dict[Bytes, int]] = deque(maxlen=STEPS_REMEMBERED)
         self._owing = [0] * len(spans)
 
     def written(self, first: int, past: int) -> bool:
@@ -42,11 +44,12 @@ class Early:
 
         Returns whether it is complete by now, as far as the steps before tell, and nothing of it has left.
         """
-        inside = self._inside.get(first)
+        written = (first, past)
+        inside = self._inside.get(written)
         if inside is None:
-            inside = self._inside[first] = [number for number, (low, high) in enumerate(self._spans) if first < high and low < past]
-        count = self._counts[first] = self._counts.get(first, 0) + 1
-        is_complete = count == self._usual.get(first)
+            inside = self._inside[written] = [number for number, (low, high) in enumerate(self._spans) if first < high and low < past]
+        count = self._counts[written] = self._counts.get(written, 0) + 1
+        is_complete = count == self._usual.get(written)
         if any(number < self.num_left for number in inside):
             self.is_missed = True
         if is_complete:
@@ -68,7 +71,7 @@ class Early:
         """The gradient is all there; what is written from now on is of the next one."""
         self._seen.append(self._counts)
         if self._counts != self._usual:
-            self._usual = {first: max(seen.get(first, 0) for seen in self._seen) for first in set[int]().union(*self._seen)}
+            self._usual = {one: max(seen.get(one, 0) for seen in self._seen) for one in set[Bytes]().union(*self._seen)}
         self._begin()
 
     def abandoned(self) -> None:
@@ -79,8 +82,8 @@ class Early:
     def _begin(self) -> None:
         self._counts = {}
         self._owing = [0] * len(self._spans)
-        for first in self._usual:
-            for number in self._inside[first]:
+        for written in self._usual:
+            for number in self._inside[written]:
                 self._owing[number] += 1
 
     def summed(self) -> None:

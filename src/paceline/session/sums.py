@@ -43,17 +43,26 @@ class Sums:
         self._error: GroupError | None = None
 
     def written(self, first: int, past: int, weight: float) -> None:
-        """Bytes [first, past) of the gradient, which will be of that weight, are written: brought, and what is complete leaves."""
-        early = self._early
-        is_complete = early.written(first, past)
-        if not self._is_near or self._error is not None or not weight or self._guess not in (None, weight):
+        """Bytes [first, past) of the gradient, which will be of that weight, are written: brought, and what is complete leaves.
+
+        A weight of 0: nobody computes on a batch, so this is of no step.
+        """
+        if not weight:
             return
-        if is_complete:
+        may_come = self._early.written(first, past)
+        if not self._is_near or self._error is not None or self._guess not in (None, weight):
+            return
+        if may_come:
             self._gradients.bring(first, past, self._shard.scaled(weight))  # while a cache holds it
-        while self._is_early and early.is_due and self.num_wrong < MOST_WRONG:
+        if self._is_early:
+            self._leave(weight)
+
+    def _leave(self, weight: float) -> None:
+        """Begin to sum what is due."""
+        while self._early.is_due:
             self._guess = weight
             try:
-                self._begun.append(self._group.begin(self._filled(early.leave(), weight), ahead_s=AHEAD_S))
+                self._begun.append(self._group.begin(self._filled(self._early.leave(), weight), ahead_s=AHEAD_S))
             except GroupError as error:
                 # a backward pass is no place to say so; the sum will
                 self._error = error
@@ -67,6 +76,7 @@ class Sums:
     def abandoned(self) -> None:
         """What was written since the last step is in no gradient."""
         self._early.abandoned()
+        self._gradients.flip()
 
     def sum(self, own: float | None) -> None:
         """Sum an update in which this worker's gradient has the weight `own`, None: it is not in there. Raises GroupError."""
@@ -79,7 +89,8 @@ class Sums:
         begun = [*self._begun, *(group.begin(fill(bucket)) for bucket in buckets[early.num_left :]), group.begin(wrong)]
         self._begun, self._guess = [], None
         self.num_wrong += is_wrong
-        if is_wrong and self.num_wrong == MOST_WRONG:
+        if self._is_early and self.num_wrong == MOST_WRONG:
+            self._is_early = False
             say(STOPS)
         early.summed()
         group.finish(begun)
@@ -92,6 +103,9 @@ class Sums:
 
     def _filled(self, bucket: int, weight: float | None) -> Tensor:
         """A bucket with this worker's part of its sum."""
-        shard = self._shard
-        self._gradients.bring(*shard.spans[bucket], None if weight is None else shard.scaled(weight))
+        shard, span = self._shard, self._shard.spans[bucket]
+        if weight is None:
+            self._gradients.clear(*span)
+        else:
+            self._gradients.bring(*span, shard.scaled(weight))
         return shard.summed(bucket)

@@ -110,6 +110,12 @@ class Whole:
         """Seconds of summing a gradient in the group, and of its way over the servers."""
         return self._sum_s, EXCHANGES * self._pull_s
 
+    def close(self) -> None:
+        """Let the group go."""
+        if self._group is not None:
+            self._group.close()
+            self._group = self._sums = None
+
     # --- what all of the group do together ----------------------------------------------------------------
 
     def together(self, asked: Together) -> str:
@@ -170,15 +176,13 @@ class Whole:
         if self._group is None:
             self._replica.leave_group()
         else:
-            self._sums = self._sums_of(shard, self._group)
+            self._sums = Sums(shard, self._replica.enter_group(self._written), self._group, is_early=self._is_early)
         if form.measure and self._group is not None:
             self._sum_s = self._group.sum_s(self._replica.parameter_bytes)
 
-    def _sums_of(self, shard: WholeShard, group: Group) -> Sums:
-        gradients = self._replica.enter_group()
-        sums = Sums(shard, gradients, group, is_early=self._is_early)
-        gradients.on_written = lambda first, past: sums.written(first, past, self._weight())
-        return sums
+    def _written(self, first: int, past: int) -> None:
+        if self._sums is not None:
+            self._sums.written(first, past, self._weight())
 
     def _sum(self, fold: Fold) -> None:
         shard, group, sums = self.store(), self._group, self._sums
@@ -189,9 +193,3 @@ class Whole:
         sums.sum(shard.weight(fold.members))
         if buffers is not None:
             shard.bring(dict(zip(self._workers, group.gather(buffers), strict=True)))
-
-    def close(self) -> None:
-        """Let the group go."""
-        if self._group is not None:
-            self._group.close()
-            self._group = self._sums = None

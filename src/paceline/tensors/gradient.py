@@ -82,6 +82,14 @@ class ParameterGradient(Hooked):
                 self.written()
         return version != self.arrived_at
 
+    def take_back(self) -> None:
+        """Let the current buffer hold what `.grad` is, and `.grad` be the buffer, as after a backward pass."""
+        gradient = self.parameter.grad
+        if gradient is not None and gradient is not self.view:
+            self._fill(gradient.detach())
+            self.parameter.grad = self.view
+            self.arrived_at = version_of(self.view)
+
     def measure(self) -> None:
         """Measure the current view, now cold."""
         for piece, cell in zip(self._pieces[self.current], self._cells, strict=True):
@@ -171,7 +179,7 @@ class Gradients:
         self.on_written: Callable[[int, int], bool] | None = None
         """Hears which bytes [first, past the last) of the gradient buffer have been written: by a backward pass, while others still
         come, and by `collect`. What it hears of again within a step has changed in between. It returns whether any of the step
-        has left already."""
+        has left for the servers already."""
         self._has_left = False
         meter = SquareMeter()
         for slot, count, stop in zip(trained, counts, accumulate(counts), strict=True):
@@ -198,6 +206,12 @@ class Gradients:
         self._has_left = False
         for slot in self._slots:
             slot.flip(buffer, keep=keep)
+
+    @torch.no_grad()
+    def take_back(self) -> None:
+        """Somebody else has seen to what backward passes have made; it is in `.grad`, whose memory is the current buffer from now on."""
+        for slot in self._slots:
+            slot.take_back()
 
     @torch.no_grad()
     def collect(self) -> Gradient:

@@ -1,89 +1,126 @@
 """A worker's gradients while a group sums them: brought, times their weight, into what is summed as backward passes make them.
 
-`.grad` stays what torch makes it, and until `opt.step()` returns it is what any further sum is made of. So what was brought is
-measured again when the gradient is collected: a write to `.grad` past its version counter would else be in no sum.
+`.grad` stays what torch makes it, and until `opt.step()` returns it is what any further sum is made of. A write to it past its
+version counter would be in no sum, so what was brought is marked then, and the mark is taken again when the gradient is collected.
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate, pairwise
-from operator import attrgetter
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from paceline.errors import UsageError
 from paceline.logic.partition import Layout, Slot
-from paceline.tensors.hooked import NO_GRADIENT, Gradient, Hooked, Seen, SquareMeter, norm_of
+from paceline.tensors.hooked import NO_GRADIENT, Gradient, Hooked, Marker, Seen, norm_of
 from paceline.tensors.memory import bitmap_of
-from paceline.tensors.window import PIECE_ELEMENTS
+from paceline.tensors.spec import CPU
+from paceline.tensors.window import PIECE_ELEMENTS, between
+
+DEVICE_PIECE_ELEMENTS = 1 << 22
+"""No cache has to hold a piece there, and each costs a launch."""
+
+
+class Held(NamedTuple):
+    """What a place holds: a gradient times `weight`, or, without one, zeros."""
+
+    gradient: Seen | None
+    weight: float
+
+
+ZEROS = Held(None, 0.0)
+
+
+class Cells(NamedTuple):
+    """A number for each piece of a gradient: its sum of squares, its mark, and its mark as it is found later."""
+
+    squares: Tensor
+    marks: Tensor
+    marks_again: Tensor
 
 
 class GroupedGradient(Hooked):
     """The gradient of one parameter: where its weighted copy goes, and what is known of it.
 
-    `squares` holds its sums of squares, `again` takes them a second time, for `piece_elements` each. `written` is called when
-    `.grad` holds something else than before. Until the next flip it holds on to the tensors that it saw, so that one that torch
-    makes anew is never taken for them.
+    `written` is called when `.grad` holds something else than before. Until the next flip it holds on to the tensors that it
+    saw, so that one that torch makes anew is never taken for them.
     """
 
     def __init__(
-        self, slot: Slot, parameter: Tensor, squares: tuple[Tensor, Tensor], *, piece_elements: int, written: Callable[[], None]
+        self, slot: Slot, parameter: Tensor, cells: Cells, *, piece_elements: int, marker: Marker, written: Callable[[], None]
     ) -> None:
         super().__init__(slot.index, slot.spec.name, parameter)
         self.start, self.stop = slot.start, slot.stop
-        self._squares, self._again = squares
-        self._cells, self._cells_again = self._squares.unbind(), self._again.unbind()
+        self._cells = cells
+        self._squares, self._marks, self._marks_again = (numbers.unbind() for numbers in cells)
         self._piece_elements = piece_elements
+        self._marker = marker
         self._written = written
-        self._meter = SquareMeter()
-        self._places: tuple[Tensor, ...] = ()
+        self._places: Sequence[Tensor] = ()
+        self._held: Held | None = None
         self._arrived: Seen | None = None
         self._measured: Seen | None = None
-        self._brought: Seen | None = None
-        self._weight = 0.0
 
     def sum_into(self, place: Tensor) -> None:
         """Bring into `place` (float32, flat) from now on; it holds nothing of this yet."""
-        self._places = place.split(self._piece_elements)
-        self._brought = None
+        self._places, self._held = place.split(self._piece_elements), None
 
     def flip(self) -> None:
         """The next gradient is another one."""
-        self._arrived = self._measured = self._brought = None
+        self._arrived = self._measured = self._held = None
 
     def forget(self) -> None:
         """The place holds something else by now."""
-        self._brought = None
+        self._held = None
 
-    def bring(self, weight: float | None) -> None:
-        """Let the place hold the gradient times `weight`, or zeros, and measure it on the way, if that is not so already."""
+    def release(self) -> None:
+        """Take the hook off, and let go of place and gradient."""
+        super().release()
+        self.flip()
+        self._places = ()
+
+    def bring(self, weight: float) -> None:
+        """Let the place hold the gradient times `weight`, zeros if there is none, and measure it on the way.
+
+        What is so already is not written again: some of it may be on its way.
+        """
         gradient = self.parameter.grad
-        if weight is None or gradient is None:
-            self._brought = None
+        if gradient is None:
+            self.clear()
+            return
+        if self._holds(gradient, weight):
+            return
+        self.check(gradient)
+        for place, piece, square, mark in zip(self._places, self._pieces(gradient), self._squares, self._marks, strict=True):
+            if piece.dtype is place.dtype and piece.device == place.device:
+                torch.mul(piece, weight, out=place)
+            else:
+                place.copy_(piece).mul_(weight)
+            self._marker.square(piece, square)
+            self._marker.mark(piece, mark)
+        self._measured = Seen.now(gradient)
+        self._held = Held(self._measured, weight)
+
+    def clear(self) -> None:
+        """Let the place hold zeros, if it does not already."""
+        if self._held != ZEROS:
             for place in self._places:
                 place.zero_()
-        elif weight != self._weight or self._brought is None or not self._brought.is_still(gradient):
-            self.check(gradient)
-            for place, piece, cell in zip(self._places, self._pieces(gradient), self._cells, strict=True):
-                if piece.dtype is place.dtype and piece.device == place.device:
-                    torch.mul(piece, weight, out=place)
-                else:
-                    place.copy_(piece).mul_(weight)
-                self._meter.square(piece, cell)
-            self._measured = self._brought = Seen.now(gradient)
-            self._weight = weight
+            self._held = ZEROS
 
-    def measure_again(self) -> None:
-        """Take the sums of squares a second time, of what they are of as far as its version counter tells."""
+    def mark_again(self) -> None:
+        """Take the marks a second time, of what they are of as far as its version counter tells."""
         gradient = self.parameter.grad
-        if gradient is not None and self._is_measured(gradient):
-            self._measure(gradient, self._cells_again)
-        else:
-            self._again.copy_(self._squares)
+        if gradient is None or not self._is_measured(gradient):
+            self._cells.marks_again.copy_(self._cells.marks)
+            return
+        for piece, mark in zip(self._pieces(gradient), self._marks_again, strict=True):
+            self._marker.mark(piece, mark)
 
     def collect(self, *, is_rewritten: bool) -> bool | None:
         """Measure what `.grad` is now, if that is not so already; `is_rewritten`: it was written past its version counter.
@@ -95,17 +132,19 @@ class GroupedGradient(Hooked):
             if self._arrived is not None:
                 self._written()
             self._arrived = None
-            self._squares.zero_()
+            self._cells.squares.zero_()
             return None
         self.check(gradient)
         self.watch()
         is_new = self._arrived is None or not self._arrived.is_still(gradient)
         if is_rewritten:
-            self._measured = self._brought = None
+            self._measured = self._held = None
         if is_new or is_rewritten:
             self._written()
         if not self._is_measured(gradient):
-            self._measure(gradient, self._cells)
+            for piece, square, mark in zip(self._pieces(gradient), self._squares, self._marks, strict=True):
+                self._marker.square(piece, square)
+                self._marker.mark(piece, mark)
             self._measured = Seen.now(gradient)
         touched = is_rewritten or (is_new and self._arrived is not None)
         self._arrived = Seen.now(gradient)
@@ -113,18 +152,18 @@ class GroupedGradient(Hooked):
 
     def square(self) -> float:
         """The sum of squares, in float64 throughout where float32 could not hold it."""
-        square = float(self._squares.sum(dtype=torch.float64))
+        square = float(self._cells.squares.sum(dtype=torch.float64))
         gradient = self.parameter.grad
         if math.isfinite(square) or gradient is None:
             return square
         return math.fsum(float(wide @ wide) for wide in (piece.double() for piece in self._pieces(gradient)))
 
+    def _holds(self, gradient: Tensor, weight: float) -> bool:
+        held = self._held
+        return held is not None and held.weight == weight and held.gradient is not None and held.gradient.is_still(gradient)
+
     def _is_measured(self, gradient: Tensor) -> bool:
         return self._measured is not None and self._measured.is_still(gradient)
-
-    def _measure(self, gradient: Tensor, cells: Sequence[Tensor]) -> None:
-        for piece, cell in zip(self._pieces(gradient), cells, strict=True):
-            self._meter.square(piece, cell)
 
     def _pieces(self, gradient: Tensor) -> Sequence[Tensor]:
         return gradient.detach().reshape(-1).split(self._piece_elements)
@@ -149,17 +188,18 @@ class GroupedGradients:
         self._num_parameters = len(parameters)
         trained = [slot for slot in layout.slots if slot.spec.group >= 0]
         self._device = parameters[trained[0].index].device
-        is_cached = self._device.type == "cpu"
         largest = max(1, *(slot.num_elements for slot in trained))
-        piece_elements = PIECE_ELEMENTS if is_cached else largest  # elsewhere each piece costs a launch
+        piece_elements = min(largest, PIECE_ELEMENTS if self._device.type == CPU.type else DEVICE_PIECE_ELEMENTS)
         counts = [max(1, -(-slot.num_elements // piece_elements)) for slot in trained]
-        self._squares, self._again = torch.zeros(2, sum(counts), dtype=torch.float32, device=self._device).unbind()
+        self._cells = Cells(*torch.zeros(3, sum(counts), dtype=torch.float32, device=self._device).unbind())
         self._cuts = list(accumulate(counts, initial=0))
+        marker = Marker(piece_elements, self._device)
         self._slots: list[GroupedGradient] = []
         for slot, (first, past) in zip(trained, pairwise(self._cuts), strict=True):
-            cells = (self._squares[first:past], self._again[first:past])
+            cells = Cells(*(numbers[first:past] for numbers in self._cells))
+            written = partial(self._written, slot.start, slot.stop)
             self._slots.append(
-                GroupedGradient(slot, parameters[slot.index], cells, piece_elements=piece_elements, written=self._teller(slot))
+                GroupedGradient(slot, parameters[slot.index], cells, piece_elements=piece_elements, marker=marker, written=written)
             )
 
     def watch(self) -> None:
@@ -168,7 +208,7 @@ class GroupedGradients:
             slot.watch()
 
     def release(self) -> None:
-        """Take all hooks off."""
+        """Take all hooks off, and let go of the places."""
         for slot in self._slots:
             slot.release()
 
@@ -178,11 +218,16 @@ class GroupedGradients:
             slot.sum_into(place)
         return all(place.device == self._device for place in places)
 
-    def bring(self, start: int, stop: int, weight: float | None) -> None:
-        """Let the places of all that has some of bytes [start, stop) hold their gradient times `weight`, or zeros."""
-        with torch.no_grad():
-            for slot in self._between(start, stop):
-                slot.bring(weight)
+    @torch.no_grad()
+    def bring(self, start: int, stop: int, weight: float) -> None:
+        """Let the places of all that has some of bytes [start, stop) hold their gradient times `weight`."""
+        for slot in between(self._slots, start, stop):
+            slot.bring(weight)
+
+    def clear(self, start: int, stop: int) -> None:
+        """Let the places of all that has some of bytes [start, stop) hold zeros."""
+        for slot in between(self._slots, start, stop):
+            slot.clear()
 
     def forget(self) -> None:
         """All places hold something else by now."""
@@ -205,22 +250,18 @@ class GroupedGradients:
         absent = [slot.index for slot, is_touched in found if is_touched is None]
         if len(absent) == len(found):
             raise UsageError(NO_GRADIENT)
-        norm = norm_of(self._squares, (slot.square() for slot in self._slots))
+        norm = norm_of(self._cells.squares, (slot.square() for slot in self._slots))
         return Gradient(norm, bitmap_of(absent, self._num_parameters), any(is_touched for _, is_touched in found))
 
     def _rewritten(self) -> list[bool]:
         """Which gradients were written past their version counters, through `.data` or as GradScaler.unscale_ does."""
         for slot in self._slots:
-            slot.measure_again()
+            slot.mark_again()
         # bit by bit, for what is not a number is not equal to itself
-        differs = self._squares.view(torch.int32) != self._again.view(torch.int32)
+        differs = self._cells.marks.view(torch.int32) != self._cells.marks_again.view(torch.int32)
         if not differs.any():
             return [False] * len(self._slots)
         return [bool(differs[first:past].any()) for first, past in pairwise(self._cuts)]
 
-    def _between(self, start: int, stop: int) -> Iterator[GroupedGradient]:
-        slots = self._slots
-        yield from slots[bisect_right(slots, start, key=attrgetter("stop")) : bisect_left(slots, stop, key=attrgetter("start"))]
-
-    def _teller(self, slot: Slot) -> Callable[[], None]:
-        return lambda: self.on_written(slot.start, slot.stop)
+    def _written(self, start: int, stop: int) -> None:
+        self.on_written(start, stop)

@@ -50,18 +50,41 @@ class Gradient(NamedTuple):
 
 
 class SquareMeter:
-    """Writes sums of squares in float32; bfloat16 goes through one scratch piece, allocated once."""
+    """Writes sums of squares in float32, of pieces of at most `piece_elements`; other dtypes go through one scratch piece, made once."""
 
-    def __init__(self) -> None:
+    def __init__(self, piece_elements: int = PIECE_ELEMENTS) -> None:
+        self._piece_elements = piece_elements
         self._scratch = torch.empty(0, dtype=torch.float32)
 
     def square(self, piece: Tensor, into: Tensor) -> None:
-        """The sum of squares of a flat `piece` of at most PIECE_ELEMENTS elements."""
-        if piece.dtype is not torch.float32:
-            if not self._scratch.numel():
-                self._scratch = torch.empty(PIECE_ELEMENTS, dtype=torch.float32, device=piece.device)
-            piece = self._scratch[: piece.numel()].copy_(piece)
+        """The sum of squares of a flat `piece`."""
+        piece = self.widened(piece)
         torch.dot(piece, piece, out=into)
+
+    def widened(self, piece: Tensor) -> Tensor:
+        """The piece in float32, valid until the next one is."""
+        if piece.dtype is torch.float32:
+            return piece
+        if not self._scratch.numel():
+            self._scratch = torch.empty(self._piece_elements, dtype=torch.float32, device=piece.device)
+        return self._scratch[: piece.numel()].copy_(piece)
+
+
+class Marker(SquareMeter):
+    """Writes marks too, which change with whatever changes in a piece, its signs and places as well: its product with fixed noise."""
+
+    def __init__(self, piece_elements: int, device: torch.device) -> None:
+        super().__init__(piece_elements)
+        self._device = device
+        self._noise = torch.empty(0)
+
+    def mark(self, piece: Tensor, into: Tensor) -> None:
+        """The mark of a flat `piece`."""
+        if not self._noise.numel():
+            noise = torch.rand(self._piece_elements, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
+            self._noise = (noise + 0.5).to(self._device)
+        piece = self.widened(piece)
+        torch.dot(piece, self._noise[: piece.numel()], out=into)
 
 
 class Hooked(ABC):

@@ -56,7 +56,8 @@ class Term(NamedTuple):
 class Reduction:
     """What a shard's optimizer gets for a gradient: (accumulator * scale + sum of weight * source) * factor.
 
-    With `lend`, a gradient that needs no arithmetic is handed over where its worker wrote it, for reading only.
+    With `lend`, a gradient that needs no arithmetic is handed over where its worker wrote it, for reading only. A group writes its
+    sum into the `accumulator`, whose padding is 0 and counts in the norm.
     """
 
     def __init__(self, windows: Sequence[Window], device: torch.device, *, lend: bool) -> None:

@@ -48,7 +48,7 @@ class Replica:
         self._trained = [parameters[slot.index] for slot in trained]
         self._private = [tensor_at(arena, private_at + slot.start, slot.spec) for slot in trained]
         self._shared = [tensor_at(shared, slot.start, slot.spec) for slot in trained]
-        self._whole: Sequence[Tensor] = []
+        self._whole: Sequence[Tensor] = ()
         self._is_whole_near = False
         self._held: Tensor | None = None
         self._memories = (arena, shared)
@@ -122,6 +122,8 @@ class Replica:
         is_near = self._staging is None or self._is_at_home
         for parameter, values in zip(self._trained, self._views() if is_near else self._values, strict=True):
             parameter.data = values
+        if memory != "whole":
+            self._whole = ()  # a device's memory may be let go of
         self._watch.settle()
 
     def hold(self) -> Tensor:
@@ -174,24 +176,25 @@ class Replica:
     # --- a step -------------------------------------------------------------------------------------------
 
     def tell_of_gradients(self, on_written: Callable[[int, int], bool]) -> None:
-        """Let this hear what is written into the gradient buffer; see `Gradients.on_written`. Of a device nothing is told."""
+        """Let this hear what is written into the gradient buffer; see `Gradients.on_written`. Of a device or a group nothing is told."""
         if isinstance(self._gradients, Gradients):
             self._gradients.on_written = on_written
 
-    def enter_group(self) -> GroupedGradients:
+    def enter_group(self, on_written: Callable[[int, int], None]) -> GroupedGradients:
         """From now on a group sums the gradients, which are nowhere but in `.grad` and where these bring them."""
         self._gradients.release()
+        self._grouped.on_written = on_written
         self._grouped.watch()
         self._is_in_group = True
         return self._grouped
 
     def leave_group(self) -> None:
         """Gradients are in the arena again from now on, the present one too."""
-        self._grouped.release()
-        self._gradients.watch()
-        if self._is_in_group and any(parameter.grad is not None for parameter in self._trained):
-            self._gradients.collect()
-        self._is_in_group = False
+        if self._is_in_group:
+            self._is_in_group = False
+            self._grouped.release()
+            self._gradients.watch()
+            self._gradients.take_back()
 
     def clip(self, max_norm: float) -> None:
         """The fold of this step is to be clipped to `max_norm`; see `max_norm`, 0 when it is not."""

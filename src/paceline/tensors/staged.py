@@ -127,6 +127,11 @@ class StagedGradients:
         for slot in self._slots:
             slot.flip(buffer)
 
+    def take_back(self) -> None:
+        """Somebody else has seen to what backward passes have made; bring what there is into the current buffer."""
+        if any(slot.parameter.grad is not None for slot in self._slots):
+            self.collect()
+
     @torch.no_grad()
     def collect(self) -> Gradient:
         """The gradient as it is now, complete in the current buffer. Raises UsageError when there is none at all.

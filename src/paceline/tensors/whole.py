@@ -18,7 +18,7 @@ from paceline.tensors.window import BUCKET_ELEMENTS, Window, buckets_of
 
 
 class WholeShard(Shard):
-    """The only shard of a model, over memory of worker `worker`'s own; `arena` is where that worker's gradients are.
+    """The only shard of a model, over memory of worker `worker`'s own; `arena` is where its gradients are while it is alone.
 
     In a group of one the gradient is applied where it lies, else summed in buckets of `bucket_elements`; `spans` says which
     bytes of a gradient each of them is, in their order. The first member tells the norm, which is the same in all. With

@@ -11,7 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
 from operator import attrgetter
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,6 +25,23 @@ PIECE_ELEMENTS = 1 << 17
 WINDOW_BYTES = 1 << 22
 BUCKET_ELEMENTS = 6 << 20
 """What a group sums at once: with more members small ones cost more processor time than they save by overlapping."""
+
+
+class Spanning(Protocol):
+    """What has bytes [start, stop) of the flat memory."""
+
+    @property
+    def start(self) -> int:
+        """The first of them."""
+        ...
+
+    @property
+    def stop(self) -> int:
+        """The one behind the last of them."""
+        ...
+
+
+S = TypeVar("S", bound=Spanning)
 
 
 class Piece(NamedTuple):
@@ -147,19 +164,19 @@ def buckets_of(windows: Sequence[Window], most_elements: int) -> list[Bucket]:
     buckets: list[list[Piece]] = []
     room, group = 0, -1
     for piece in (piece for window in windows for piece in window.pieces):
-        of = _between(slots, piece.start, piece.stop)[0].spec.group
+        of = between(slots, piece.start, piece.stop)[0].spec.group
         if room <= 0 or of != group:
             buckets.append([])
             room, group = most_elements, of
         buckets[-1].append(piece)
         room -= piece.num_elements
-    buckets.sort(key=lambda pieces: min(slot.index for slot in _between(slots, pieces[0].start, pieces[-1].stop)), reverse=True)
+    buckets.sort(key=lambda pieces: min(slot.index for slot in between(slots, pieces[0].start, pieces[-1].stop)), reverse=True)
     return [
         Bucket(pieces, pieces[0].start, pieces[-1].stop, pieces[0].first, sum(piece.num_elements for piece in pieces)) for pieces in buckets
     ]
 
 
-def _between(slots: Sequence[Slot], start: int, stop: int) -> Sequence[Slot]:
+def between(slots: Sequence[S], start: int, stop: int) -> Sequence[S]:
     """Those of `slots`, which are in order, that have some of the bytes [start, stop)."""
     return slots[bisect_right(slots, start, key=attrgetter("stop")) : bisect_left(slots, stop, key=attrgetter("start"))]
 
@@ -197,7 +214,7 @@ def _parts(runs: Sequence[Run], pieces: Sequence[Piece], slots: Sequence[Slot], 
     parts: list[Part] = []
     for run in runs:
         piece = pieces[bisect_right(pieces, run.start, key=attrgetter("start")) - 1]
-        inside = _between(slots, run.start, run.stop)
+        inside = between(slots, run.start, run.stop)
         first = piece.first + (run.start - piece.start) // ITEM_BYTES[run.dtype]
         parts.append(Part(run, first, inside, memory, inside[0].spec.shape if whole else None))
     return parts
