@@ -134,6 +134,7 @@ class Referee(Observer):
             return
         if message is None or isinstance(message, Bye):
             self.workers.pop(sender.id, None)
+            self.group = tuple(number for number in self.group if number != sender.id)
             return
         if isinstance(message, Attached):
             assert self.world is not None

@@ -17,6 +17,11 @@ def test_the_laws_hold_in_a_thousand_random_worlds(first):
         play(seed)
 
 
+@pytest.mark.parametrize("seed", [100_822, 106_070, 106_910, 107_903, 110_349])
+def test_the_laws_hold_in_worlds_that_broke_one_before(seed):
+    play(seed)
+
+
 @settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(st.integers(2**32, 2**63))
 def test_the_laws_hold_in_worlds_that_hypothesis_picks(seed):

@@ -544,3 +544,11 @@ def test_clipping_is_remembered_for_one_step():
     assert not bench.replica.finish_gradient().touched
     bench.replica.flip(1)
     assert bench.replica.max_norm == 0.0
+
+
+def test_a_hook_of_the_scripts_that_returns_something_is_told_by_torch() -> None:
+    model = mlp()
+    model[0].weight.register_post_accumulate_grad_hook(lambda parameter: parameter.grad.mul_(0.5))
+    bench_of(model)
+    with pytest.raises(RuntimeError, match="hooks should return None"):
+        loss_of(model, batch()).backward()

@@ -167,7 +167,8 @@ class Coordinator:
     def _lose(self, worker: Worker, reason: str) -> None:
         self.job.accounts.lost.append(worker.id)
         self._remove(worker, reason)
-        self._settle()
+        if not self.job.ended:
+            self._settle()
 
     def expire(self, now_s: float) -> list[Effect]:
         """A deadline may have passed."""

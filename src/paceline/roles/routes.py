@@ -53,7 +53,7 @@ class Routes:
         self._retry_s: float | None = None
         self._leaving: set[int] = set()
         self._told: list[Formed] = []
-        self._held = False
+        self._held = self._has_opened = False
 
     # --- what the others ask ------------------------------------------------------------------------------
 
@@ -110,7 +110,8 @@ class Routes:
     def frees(self) -> bool:
         """Whether those who were held back may start now; told once."""
         held, self._held = self._held, self.holds_back
-        return held and not self._held
+        opened, self._has_opened = self._has_opened, False
+        return opened or (held and not self._held)
 
     def _move(self, *, at_rest: bool) -> None:
         """Nobody computes: let the shards move if that is wanted; what a broken group cannot sum any more is refused."""
@@ -181,6 +182,7 @@ class Routes:
     def _open(self) -> None:
         job = self.job
         job.group, self.stage, job.is_moving, self._fresh = self._members, Whereabouts.GROUP, False, False
+        self._has_opened = True  # also a group that is to move next finishes what is begun, with all who can take part
         self.folds.forget_hyper()
         why = self._judge() if self._wish == "auto" else ""
         job.note("route", route="collective", generation=self.generation, version=job.version, workers=list(self._members), why=why)

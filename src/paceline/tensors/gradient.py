@@ -117,15 +117,15 @@ class ParameterGradient(Hooked):
                 return True
         return False
 
-    def _arrive(self, parameter: Tensor) -> None:
-        gradient = parameter.grad
+    def _arrive(self, _: Tensor) -> None:
+        gradient = self.parameter.grad
         assert gradient is not None
         if gradient is not self.view:
             self.check(gradient)
             if gradient.requires_grad or gradient.dtype is not self.view.dtype or gradient is self._foreign:
                 return
             self._fill(gradient)
-            parameter.grad = self.view
+            self.parameter.grad = self.view
             self._foreign = None
         self.arrived_at = version_of(self.view)
         self.written()

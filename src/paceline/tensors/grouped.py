@@ -168,8 +168,8 @@ class GroupedGradient(Hooked):
     def _pieces(self, gradient: Tensor) -> Sequence[Tensor]:
         return gradient.detach().reshape(-1).split(self._piece_elements)
 
-    def _arrive(self, parameter: Tensor) -> None:
-        gradient = parameter.grad
+    def _arrive(self, _: Tensor) -> None:
+        gradient = self.parameter.grad
         assert gradient is not None
         self.check(gradient)
         self._arrived = Seen.now(gradient)

@@ -115,8 +115,8 @@ class Hooked(ABC):
             )
 
     @abstractmethod
-    def _arrive(self, parameter: Tensor) -> None:
-        """The hook: `.grad` holds this backward pass."""
+    def _arrive(self, _: Tensor) -> None:
+        """The hook: `.grad` holds this backward pass. It is given what a hook of the script's has returned, in place of the parameter."""
 
 
 def norm_of(squares: Tensor, exactly: Iterable[float]) -> float:

@@ -95,11 +95,11 @@ def _parameter_specs(named: list[_Named]) -> tuple[TensorSpec, ...]:
     specs: list[TensorSpec] = []
     places: dict[int, str] = {}
     for parameter, group, (name, *aliases) in named:
-        _check_tensor(parameter, "parameter", name)
         dtype = _dtype_of(parameter)
         if group >= 0 and dtype not in TRAINABLE:
             allowed = " or ".join(sorted(TRAINABLE))
             raise UsageError(f"parameter {name} has dtype {dtype}, which is not trained; convert the model to {allowed}")
+        _check_tensor(parameter, "parameter", name)
         other = places.setdefault(parameter.data_ptr(), name) if parameter.numel() else name
         if other != name:
             raise UsageError(f"parameters {other} and {name} are two tensors in the same memory; tie them by one Parameter object for both")

@@ -75,8 +75,8 @@ class StagedGradient(Hooked):
             self._views[self._current].zero_()
             self._zero[self._current] = True
 
-    def _arrive(self, parameter: Tensor) -> None:
-        gradient = parameter.grad
+    def _arrive(self, _: Tensor) -> None:
+        gradient = self.parameter.grad
         assert gradient is not None
         self.check(gradient)
         self._num_arrivals += 1

@@ -50,9 +50,12 @@ def result_lines(summary: Mapping[str, object]) -> list[str]:
     updates, samples, wall_s = (_number(summary, key) for key in ("updates", "samples", "virtual_s" if is_virtual else "wall_s"))
     if not updates:
         return ["no update was made"]
+    made = f"{updates:,.0f} updates of {samples:,.0f} samples"
+    if "wall_s" not in summary:
+        return [f"{made} at least; the coordinator ended before it told more"]
     rate = f" ({samples / wall_s:,.0f} samples/s)" if wall_s else ""
     began = f"played in {_number(summary, 'wall_s'):,.1f} s" if is_virtual else f"started in {_number(summary, 'start_s'):,.1f} s"
-    lines = [f"{updates:,.0f} updates of {samples:,.0f} samples in {wall_s:,.1f} {'virtual ' * is_virtual}s{rate}, {began}"]
+    lines = [f"{made} in {wall_s:,.1f} {'virtual ' * is_virtual}s{rate}, {began}"]
     if isinstance(summary.get("ledger"), dict):
         lines.append(f"ledger: {ledger_text(cast('dict[str, float]', summary['ledger']))}")
     paces, moves = cast("dict[str, float]", summary.get("paces") or {}), _number(summary, "moves")
