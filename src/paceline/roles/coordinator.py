@@ -118,8 +118,7 @@ class Coordinator:
         if sender.role == "server":
             self._from_server(sender, message)
         elif (worker := job.members.workers.get(sender.id)) is not None and not isinstance(message, Hello):
-            act = self._from_worker.get(type(message))
-            if act is None:
+            if (act := self._from_worker.get(type(message))) is None:
                 job.end(4, f"{sender} sent {type(message).__name__}, which no worker sends")
             else:
                 act(worker, message)
@@ -167,8 +166,7 @@ class Coordinator:
     def _lose(self, worker: Worker, reason: str) -> None:
         self.job.accounts.lost.append(worker.id)
         self._remove(worker, reason)
-        if not self.job.ended:
-            self._settle()
+        self._settle()
 
     def expire(self, now_s: float) -> list[Effect]:
         """A deadline may have passed."""
@@ -212,7 +210,9 @@ class Coordinator:
         return self.job.take_outbox()
 
     def _settle(self) -> None:
-        """After any event: what it may have made possible."""
+        """After any event: what it may have made possible, unless that was the end."""
+        if self.job.ended:
+            return
         if self.job.divergence:
             self.moves.diverged(self.job.divergence)
             self.job.divergence = ""

@@ -16,7 +16,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from time import monotonic
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import msgspec
 
@@ -185,6 +185,13 @@ def begin(*, dies_with_parent: bool = True) -> tuple[Brief, SocketPort]:
     port = SocketPort(brief.me)
     port.adopt(SUPERVISOR, socket.socket(fileno=brief.supervisor_fd))
     return brief, port
+
+
+def end(code: int) -> NoReturn:
+    """End at once a process of ours in which no script ran: taking torch down takes a quarter of a second of a core that others need."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def listener_of(brief: Brief) -> socket.socket:

@@ -7,7 +7,7 @@ import socket
 import sys
 from pathlib import Path
 
-from paceline.engine.local.child import begin, listener_of, name_of
+from paceline.engine.local.child import begin, end, listener_of, name_of
 from paceline.errors import PacelineError
 from paceline.messages import COORDINATOR, Address, ServerHello
 
@@ -35,4 +35,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end(main())
