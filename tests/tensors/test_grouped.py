@@ -188,6 +188,15 @@ def test_nothing_holds_on_to_a_gradient_that_the_script_drops() -> None:
     assert gone() is None
 
 
+def test_parameters_may_be_the_private_ones_once_more_before_they_are_those_of_the_shard() -> None:
+    one = Grouped()
+    replica, lent = one.bench.replica, one.shard.lend_parameters()
+    replica.live_in(lent, near=True)
+    replica.point("private")  # the group has met in a conversation that read nothing of it
+    replica.point("whole")
+    assert all(parameter.data_ptr() == mine.data_ptr() for parameter, mine in zip(one.bench.model.parameters(), lent, strict=True))
+
+
 def test_who_leaves_a_group_lets_go_of_all_that_was_summed() -> None:
     one = Grouped()
     one.backward()

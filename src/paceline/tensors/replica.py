@@ -122,8 +122,6 @@ class Replica:
         is_near = self._staging is None or self._is_at_home
         for parameter, values in zip(self._trained, self._views() if is_near else self._values, strict=True):
             parameter.data = values
-        if memory != "whole":
-            self._whole = ()  # a device's memory may be let go of
         self._watch.settle()
 
     def hold(self) -> Tensor:
