@@ -78,8 +78,6 @@ def test_with_one_worker_four_times_slower_ksync_takes_less_of_the_time(on_these
 def test_where_cores_do_not_decide_one_worker_four_times_slower_costs_async_and_ksync_less_still(tmp_path: Path) -> None:
     steps = tmp_path / "steps.txt"
     steps.write_text("0.05\n")  # several times what they take of a core
-    wall_s, accuracy = uneven(tmp_path, 3, compute=f"recorded:{steps}")
+    wall_s, _ = uneven(tmp_path, 3, compute=f"recorded:{steps}")
     assert wall_s["async"] <= 0.5 * wall_s["sync"], wall_s
     assert wall_s["ksync:3"] <= 0.6 * wall_s["sync"], wall_s
-    for pace in ("async", "ksync:3"):
-        assert abs(accuracy[pace] - accuracy["sync"]) <= 0.01, accuracy
