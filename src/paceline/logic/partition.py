@@ -73,6 +73,11 @@ class Layout(NamedTuple):
     buffers: tuple[Slot, ...]
     buffer_bytes: int
 
+    @property
+    def trained(self) -> list[Slot]:
+        """Those of the `slots` that an optimizer holds, which come first."""
+        return [slot for slot in self.slots if slot.spec.group >= 0]
+
 
 class ArenaMap(NamedTuple):
     """Byte offsets of the segments of a worker's arena, each on a page of its own, and its size.
@@ -131,7 +136,7 @@ def borders_of(layout: Layout, num_shards: int, *, elementwise: bool) -> tuple[i
     A shard may be empty when there is less to cut than shards.
     """
     total = layout.trainable_bytes
-    starts = [slot.start for slot in layout.slots if slot.start < total and slot.spec.group >= 0] + [total]
+    starts = [slot.start for slot in layout.trained if slot.start < total] + [total]
     borders = [0]
     for shard in range(1, num_shards):
         ideal = total * shard // num_shards

@@ -6,17 +6,15 @@ writes the arena itself. What the hooks could not see is caught up with when the
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from paceline.errors import UsageError
 from paceline.logic.partition import Layout, arena_map
-from paceline.tensors.hooked import NO_GRADIENT, Gradient, Hooked, SquareMeter, norm_of
+from paceline.tensors.hooked import NO_GRADIENT, AllHooked, Gradient, Hooked, SquareMeter, cuts_of, norm_of, square_of
 from paceline.tensors.memory import bitmap_of
 from paceline.tensors.storage import tensor_at
 from paceline.tensors.watch import version_of
@@ -99,10 +97,7 @@ class ParameterGradient(Hooked):
 
     def square(self) -> float:
         """The sum of squares, in float64 throughout where float32 could not hold it."""
-        square = float(self.squares.sum(dtype=torch.float64))
-        if math.isfinite(square):
-            return square
-        return math.fsum(float(wide @ wide) for wide in (piece.double() for piece in self._pieces[self.current]))
+        return square_of(self.squares, self._pieces[self.current])
 
     def is_measured(self) -> bool:
         """Whether `.grad` is the current view, and as far as its version counter tells its squares are known."""
@@ -165,41 +160,30 @@ class ParameterGradient(Hooked):
             self._counted = False
 
 
-class Gradients:
+class Gradients(AllHooked[ParameterGradient]):
     """The gradients of all trainable parameters, in the two buffers of a worker's arena."""
 
     def __init__(self, layout: Layout, parameters: Sequence[Tensor], arena: Tensor) -> None:
+        super().__init__()
         starts = arena_map(layout).gradients
-        trained = [slot for slot in layout.slots if slot.spec.group >= 0]
-        counts = [max(1, -(-slot.num_elements // PIECE_ELEMENTS)) for slot in trained]
-        self._squares = torch.zeros(sum(counts), dtype=torch.float32, device=arena.device)
+        cuts = cuts_of(layout.trained, PIECE_ELEMENTS)
+        self._squares = torch.zeros(cuts[-1][1], dtype=torch.float32, device=arena.device)
         self._probe = torch.zeros((), dtype=torch.float32, device=arena.device)
         self._num_parameters = len(parameters)
-        self._slots: list[ParameterGradient] = []
         self.on_written: Callable[[int, int], bool] | None = None
         """Hears which bytes [first, past the last) of the gradient buffer have been written: by a backward pass, while others still
         come, and by `collect`. What it hears of again within a step has changed in between. It returns whether any of the step
         has left for the servers already."""
         self._has_left = False
         meter = SquareMeter()
-        for slot, count, stop in zip(trained, counts, accumulate(counts), strict=True):
+        for slot, (low, high) in zip(layout.trained, cuts, strict=True):
             first, second = (tensor_at(arena, start + slot.start, slot.spec) for start in starts)
-            squares = self._squares[stop - count : stop]
+            squares = self._squares[low:high]
             parameter = parameters[slot.index]
             written = partial(self._written, slot.start, slot.stop)
             self._slots.append(
                 ParameterGradient(slot.index, slot.spec.name, parameter, (first, second), squares=squares, meter=meter, written=written)
             )
-
-    def watch(self) -> None:
-        """Hook every parameter that takes gradients."""
-        for slot in self._slots:
-            slot.watch()
-
-    def release(self) -> None:
-        """Take all hooks off."""
-        for slot in self._slots:
-            slot.release()
 
     def flip(self, buffer: int, *, keep: bool) -> None:
         """The next gradient goes into `buffer`; with `keep`, the last one is nobody's any more and stays in `.grad`."""

@@ -6,10 +6,8 @@ version counter would be in no sum, so what was brought is marked then, and the 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import torch
@@ -17,7 +15,7 @@ from torch import Tensor
 
 from paceline.errors import UsageError
 from paceline.logic.partition import Layout, Slot
-from paceline.tensors.hooked import NO_GRADIENT, Gradient, Hooked, Marker, Seen, norm_of
+from paceline.tensors.hooked import NO_GRADIENT, AllHooked, Gradient, Hooked, Marker, Seen, cuts_of, norm_of, square_of
 from paceline.tensors.memory import bitmap_of
 from paceline.tensors.spec import CPU
 from paceline.tensors.window import PIECE_ELEMENTS, between
@@ -101,8 +99,7 @@ class GroupedGradient(Hooked):
                 torch.mul(piece, weight, out=place)
             else:
                 place.copy_(piece).mul_(weight)
-            self._marker.square(piece, square)
-            self._marker.mark(piece, mark)
+            self._marker.measure(piece, square, mark)
         self._measured = Seen.now(gradient)
         self._held = Held(self._measured, weight)
 
@@ -143,8 +140,7 @@ class GroupedGradient(Hooked):
             self._written()
         if not self._is_measured(gradient):
             for piece, square, mark in zip(self._pieces(gradient), self._squares, self._marks, strict=True):
-                self._marker.square(piece, square)
-                self._marker.mark(piece, mark)
+                self._marker.measure(piece, square, mark)
             self._measured = Seen.now(gradient)
         touched = is_rewritten or (is_new and self._arrived is not None)
         self._arrived = Seen.now(gradient)
@@ -152,11 +148,8 @@ class GroupedGradient(Hooked):
 
     def square(self) -> float:
         """The sum of squares, in float64 throughout where float32 could not hold it."""
-        square = float(self._cells.squares.sum(dtype=torch.float64))
         gradient = self.parameter.grad
-        if math.isfinite(square) or gradient is None:
-            return square
-        return math.fsum(float(wide @ wide) for wide in (piece.double() for piece in self._pieces(gradient)))
+        return square_of(self._cells.squares, () if gradient is None else self._pieces(gradient))
 
     def _holds(self, gradient: Tensor, weight: float) -> bool:
         held = self._held
@@ -176,7 +169,7 @@ class GroupedGradient(Hooked):
         self._written()
 
 
-class GroupedGradients:
+class GroupedGradients(AllHooked[GroupedGradient]):
     """The gradients of all trainable parameters, for a group that sums them.
 
     `on_written` hears which bytes [first, past the last) of a gradient have been written, by a backward pass, while others still
@@ -184,33 +177,22 @@ class GroupedGradients:
     """
 
     def __init__(self, layout: Layout, parameters: Sequence[Tensor]) -> None:
+        super().__init__()
         self.on_written: Callable[[int, int], None] = lambda *_: None
         self._num_parameters = len(parameters)
-        trained = [slot for slot in layout.slots if slot.spec.group >= 0]
+        trained = layout.trained
         self._device = parameters[trained[0].index].device
         largest = max(1, *(slot.num_elements for slot in trained))
         piece_elements = min(largest, PIECE_ELEMENTS if self._device.type == CPU.type else DEVICE_PIECE_ELEMENTS)
-        counts = [max(1, -(-slot.num_elements // piece_elements)) for slot in trained]
-        self._cells = Cells(*torch.zeros(3, sum(counts), dtype=torch.float32, device=self._device).unbind())
-        self._cuts = list(accumulate(counts, initial=0))
+        self._cuts = cuts_of(trained, piece_elements)
+        self._cells = Cells(*torch.zeros(3, self._cuts[-1][1], dtype=torch.float32, device=self._device).unbind())
         marker = Marker(piece_elements, self._device)
-        self._slots: list[GroupedGradient] = []
-        for slot, (first, past) in zip(trained, pairwise(self._cuts), strict=True):
+        for slot, (first, past) in zip(trained, self._cuts, strict=True):
             cells = Cells(*(numbers[first:past] for numbers in self._cells))
             written = partial(self._written, slot.start, slot.stop)
             self._slots.append(
                 GroupedGradient(slot, parameters[slot.index], cells, piece_elements=piece_elements, marker=marker, written=written)
             )
-
-    def watch(self) -> None:
-        """Hook every parameter that takes gradients."""
-        for slot in self._slots:
-            slot.watch()
-
-    def release(self) -> None:
-        """Take all hooks off, and let go of the places."""
-        for slot in self._slots:
-            slot.release()
 
     def sum_into(self, places: Sequence[Tensor]) -> bool:
         """Bring each gradient into its place from now on; returns whether those are where the gradients are made."""
@@ -261,7 +243,7 @@ class GroupedGradients:
         differs = self._cells.marks.view(torch.int32) != self._cells.marks_again.view(torch.int32)
         if not differs.any():
             return [False] * len(self._slots)
-        return [bool(differs[first:past].any()) for first, past in pairwise(self._cuts)]
+        return [bool(differs[first:past].any()) for first, past in self._cuts]
 
     def _written(self, start: int, stop: int) -> None:
         self.on_written(start, stop)

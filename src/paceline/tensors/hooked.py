@@ -8,13 +8,15 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import NamedTuple
+from itertools import accumulate, pairwise
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from paceline.errors import UsageError
+from paceline.logic.partition import Slot
 from paceline.tensors.watch import version_of
 from paceline.tensors.window import PIECE_ELEMENTS
 
@@ -58,10 +60,10 @@ class SquareMeter:
 
     def square(self, piece: Tensor, into: Tensor) -> None:
         """The sum of squares of a flat `piece`."""
-        piece = self.widened(piece)
+        piece = self._widened(piece)
         torch.dot(piece, piece, out=into)
 
-    def widened(self, piece: Tensor) -> Tensor:
+    def _widened(self, piece: Tensor) -> Tensor:
         """The piece in float32, valid until the next one is."""
         if piece.dtype is torch.float32:
             return piece
@@ -78,12 +80,18 @@ class Marker(SquareMeter):
         self._device = device
         self._noise = torch.empty(0)
 
+    def measure(self, piece: Tensor, square: Tensor, mark: Tensor) -> None:
+        """Both, of a flat `piece`."""
+        piece = self._widened(piece)
+        self.square(piece, square)
+        self.mark(piece, mark)
+
     def mark(self, piece: Tensor, into: Tensor) -> None:
         """The mark of a flat `piece`."""
         if not self._noise.numel():
             noise = torch.rand(self._piece_elements, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
             self._noise = (noise + 0.5).to(self._device)
-        piece = self.widened(piece)
+        piece = self._widened(piece)
         torch.dot(piece, self._noise[: piece.numel()], out=into)
 
 
@@ -117,6 +125,40 @@ class Hooked(ABC):
     @abstractmethod
     def _arrive(self, _: Tensor) -> None:
         """The hook: `.grad` holds this backward pass. It is given what a hook of the script's has returned, in place of the parameter."""
+
+
+H = TypeVar("H", bound=Hooked)
+
+
+class AllHooked(Generic[H]):
+    """The gradients of all parameters that are trained, a slot for each, in the order in which they lie in flat memory."""
+
+    def __init__(self) -> None:
+        self._slots: list[H] = []
+
+    def watch(self) -> None:
+        """Hook every parameter that takes gradients."""
+        for slot in self._slots:
+            slot.watch()
+
+    def release(self) -> None:
+        """Take all hooks off."""
+        for slot in self._slots:
+            slot.release()
+
+
+def cuts_of(slots: Iterable[Slot], piece_elements: int) -> list[tuple[int, int]]:
+    """For each slot which numbers [first, past) are those of its pieces, of which an empty one has one too."""
+    counts = (max(1, -(-slot.num_elements // piece_elements)) for slot in slots)
+    return list(pairwise(accumulate(counts, initial=0)))
+
+
+def square_of(squares: Tensor, pieces: Iterable[Tensor]) -> float:
+    """The sum of `squares`, the pieces' own in float32; in float64 throughout, and of `pieces` again, where float32 could not hold it."""
+    square = float(squares.sum(dtype=torch.float64))
+    if math.isfinite(square):
+        return square
+    return math.fsum(float(wide @ wide) for wide in (piece.double() for piece in pieces))
 
 
 def norm_of(squares: Tensor, exactly: Iterable[float]) -> float:

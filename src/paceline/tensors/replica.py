@@ -40,7 +40,7 @@ class Replica:
     ) -> None:
         layout = layout_of(spec)
         parameters = parameters_of(model, optimizer)
-        trained = [slot for slot in layout.slots if slot.spec.group >= 0]
+        trained = layout.trained
         private_at = arena_map(layout).parameters
         self._spec = spec
         self._optimizer = optimizer

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from paceline.errors import UsageError
 from paceline.logic.partition import Layout, arena_map
-from paceline.tensors.hooked import NO_GRADIENT, Gradient, Hooked, Seen
+from paceline.tensors.hooked import NO_GRADIENT, AllHooked, Gradient, Hooked, Seen
 from paceline.tensors.memory import bitmap_of
 from paceline.tensors.staging import Staging
 from paceline.tensors.storage import tensor_at
@@ -96,31 +96,20 @@ Present = list[tuple[StagedGradient, Tensor]]
 """Who has a gradient, and it."""
 
 
-class StagedGradients:
+class StagedGradients(AllHooked[StagedGradient]):
     """The gradients of all trainable parameters of a model on a device; the arena's two buffers hold what is published.
 
     Their norm is the device's: one pass over memory that is many times faster than the one that the copies go to.
     """
 
     def __init__(self, layout: Layout, parameters: Sequence[Tensor], arena: Tensor, staging: Staging) -> None:
+        super().__init__()
         self._staging = staging
         self._num_parameters = len(parameters)
-        self._slots: list[StagedGradient] = []
         self._has_missed = False
-        for slot in layout.slots:
-            if slot.spec.group >= 0:
-                first, second = (tensor_at(arena, start + slot.start, slot.spec) for start in arena_map(layout).gradients)
-                self._slots.append(StagedGradient(slot.index, slot.spec.name, parameters[slot.index], (first, second), staging))
-
-    def watch(self) -> None:
-        """Hook every parameter that takes gradients."""
-        for slot in self._slots:
-            slot.watch()
-
-    def release(self) -> None:
-        """Take all hooks off."""
-        for slot in self._slots:
-            slot.release()
+        for slot in layout.trained:
+            first, second = (tensor_at(arena, start + slot.start, slot.spec) for start in arena_map(layout).gradients)
+            self._slots.append(StagedGradient(slot.index, slot.spec.name, parameters[slot.index], (first, second), staging))
 
     def flip(self, buffer: int, *, keep: bool) -> None:  # noqa: ARG002 - what servers read is the copy
         """The next gradient goes into `buffer`; `.grad` is the script's to keep or to drop."""

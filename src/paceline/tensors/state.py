@@ -147,7 +147,7 @@ def assemble(model: ModelSpec, num_shards: int, parts: list[bytes]) -> Gathered:
         raise ProtocolError(f"a state of {num_shards} shards was put together from {len(parts)} parts")
     layout = layout_of(model)
     borders = borders_of(layout, num_shards, elementwise=model.elementwise)
-    slots = {slot.index: slot for slot in sorted(layout.slots) if slot.spec.group >= 0}
+    slots = {slot.index: slot for slot in sorted(layout.trained)}
     parameters = {index: torch.empty(slot.spec.shape, dtype=DTYPES[slot.spec.dtype]) for index, slot in slots.items()}
     state: States = {}
     for start, part in zip(borders, parts, strict=False):

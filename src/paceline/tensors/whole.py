@@ -64,8 +64,7 @@ class WholeShard(Shard):
             for slot in part.slots:
                 first.setdefault(slot.index, part.first + part.overlap(slot)[0])
         memory = self._reduction.accumulator
-        trained = (slot for slot in self._layout.slots if slot.spec.group >= 0)
-        return [memory[first.get(slot.index, 0) :][: slot.num_elements] for slot in trained]
+        return [memory[first.get(slot.index, 0) :][: slot.num_elements] for slot in self._layout.trained]
 
     def lend_parameters(self) -> list[Tensor]:
         """The parameters where the optimizer writes them, in the order in which they lie in flat memory, for this worker's model.
@@ -73,8 +72,7 @@ class WholeShard(Shard):
         If that is on a device, the memory that the shard was made over shows no change of them from now on.
         """
         self._place.is_shown = False
-        trained = (slot for slot in self._layout.slots if slot.spec.group >= 0)
-        return [typed(self._memory, slot.start, slot.stop, slot.spec.dtype).view(slot.spec.shape) for slot in trained]
+        return [typed(self._memory, slot.start, slot.stop, slot.spec.dtype).view(slot.spec.shape) for slot in self._layout.trained]
 
     def summed(self, bucket: int) -> Tensor:
         """What is summed as one bucket, in place."""

@@ -142,7 +142,7 @@ def cut(layout: Layout, memory: Flat, borders: tuple[int, int], *, elementwise: 
     An optimizer that is not elementwise may look at all its tensors at once: it gets one window of whole parameters.
     """
     start, stop = borders
-    slots = [slot for slot in layout.slots if slot.spec.group >= 0 and slot.num_elements]
+    slots = [slot for slot in layout.trained if slot.num_elements]
     windows: list[Window] = []
     first = num_pieces = 0
     for chunk in _chunks(runs_of(layout, start, stop, elementwise=True), window_bytes if elementwise else stop - start):

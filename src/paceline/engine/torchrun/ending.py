@@ -21,6 +21,7 @@ from typing import NoReturn
 from paceline.config import Resolved
 from paceline.engine.link import Link
 from paceline.engine.local.blame import failed_of
+from paceline.engine.local.child import end
 from paceline.engine.local.results import report_line, result_lines
 from paceline.engine.local.run_dir import settle_summary
 from paceline.engine.torchrun.nursery import TICK_S, Nursery
@@ -106,11 +107,7 @@ class Ending:
         self._nursery.await_end(GRACE_S)
         code = self._tell()
         if code and (is_late or self._failed is None):
-            # Python would end with 0; what was printed goes out first
-            for stream in (sys.stdout, sys.stderr):
-                with suppress(OSError, ValueError):
-                    stream.flush()
-            os._exit(code)
+            end(code)  # Python would end with 0
 
     def _await_run(self) -> None:
         """Until those that this process has started are done with the run; what is stuck then is not waited for any longer."""
