@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -68,6 +70,27 @@ def wait_for_updates(out: Path, count: int, process: subprocess.Popen[str], time
         if time.monotonic() > end:
             raise AssertionError(f"no {count} updates within {timeout_s} s")
         time.sleep(0.02)
+
+
+def paceline_without(
+    killed: int,
+    script: Path | str,
+    *arguments: str,
+    out: Path,
+    updates: int,
+    before: Callable[[], object] = lambda: None,
+    **options: object,
+) -> None:
+    """Run to a good end, though a worker is killed once there are so many updates and `before` has looked at that."""
+    process = paceline_start(script, *arguments, out=out, **options)
+    try:
+        wait_for_updates(out, updates, process)
+        before()
+        os.kill(pid_of(out, killed), signal.SIGKILL)
+        printed, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 0, printed
 
 
 def pid_of(out: Path, worker: int) -> int:

@@ -21,6 +21,8 @@ PORT_THERE = 29_500
 """A port of the store on a host of a test's own, where nothing else runs."""
 SILENCE_S = 6.0
 """What tests of faults set: how long a peer may go without a heartbeat."""
+PATIENCE_S = 30.0
+"""On one host there is no heartbeat: who shares memory with what was stopped has patience with it."""
 ENDS_WITHIN_S = SILENCE_S + 30.0
 """The deadline that is stated for what falls silent, and the time that a loaded machine may take to tell it."""
 
@@ -131,6 +133,28 @@ class Ranks:
         else:
             pid = self.child(rank, part) if part else self.processes[rank].pid
             os.kill(pid, signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
+
+    def check_end_without_server(self, fault: str) -> None:
+        """Of two ranks on a host each, when server 1 was struck on its own: both end and name whom they have lost."""
+        assert self.codes(ENDS_WITHIN_S) == [4, 4], self.printed(0)
+        assert "server 1 was lost" in self.printed(0)
+        theirs = self.printed(1)
+        assert "server 1" in theirs if fault != "cut" else "coordinator" in theirs or "server 0" in theirs, theirs
+        self._check_end()
+
+    def check_end_without_coordinator(self, fault: str) -> None:
+        """The same of the coordinator, on the first host, which has PATIENCE_S with it."""
+        assert self.codes(ENDS_WITHIN_S, of=[1]) == [4], self.printed(1)
+        assert self.codes(PATIENCE_S + ENDS_WITHIN_S, of=[0]) == [4], self.printed(0)
+        for rank in range(2):
+            told = self.printed(rank)
+            # of a cable that is cut each side names whom it has lost of the other one
+            assert "coordinator" in told or (fault == "cut" and ("server 1 was lost" in told or "server 0" in told)), told
+        self._check_end()
+
+    def _check_end(self) -> None:
+        assert not any("Traceback" in self.printed(rank) for rank in range(len(self.processes)))
+        assert self.left() == []
 
     def left(self) -> list[int]:
         """The processes of this run that live, other than the ranks that have not been waited for."""

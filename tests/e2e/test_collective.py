@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from launch import SCRIPTS, paceline_run, paceline_start, pid_of, routes, wait_for_updates
+from launch import SCRIPTS, paceline_run, paceline_without, pid_of, routes
 from paceline.session.sums import STOPS
 
 SAMPLES = 600
@@ -40,18 +39,15 @@ def listening(pid: int) -> list[str]:
 def test_a_group_goes_on_without_a_killed_worker_and_folds_every_sample_once(killed: int, tmp_path: Path) -> None:
     out = tmp_path / "run"
     options: dict[str, object] = {"workers": 3, "route": "collective", "lr_rule": "none"}
-    process = paceline_start(SCRIPTS / "counting.py", str(SAMPLES), "1", "1", "0.01", out=out, **options)
-    try:
-        wait_for_updates(out, 10, process)
+
+    def check_addresses() -> None:
         loopback = socket.inet_aton("127.0.0.1")[::-1].hex().upper()
         addresses = [address for worker in range(3) for address in listening(pid_of(out, worker))]
         assert len(addresses) >= 1
         assert all(address.startswith(loopback) for address in addresses), f"the group listens at {addresses}"
-        os.kill(pid_of(out, killed), signal.SIGKILL)
-        printed, _ = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert process.returncode == 0, printed
+
+    script = (SCRIPTS / "counting.py", str(SAMPLES), "1", "1", "0.01")
+    paceline_without(killed, *script, out=out, updates=10, before=check_addresses, **options)
     summary = json.loads((out / "summary.json").read_text())
     assert (summary["lost"], summary["ledger"]["once"], summary["ledger"]["skipped"]) == ([killed], SAMPLES, 0)
     assert [at for at, value in enumerate(counts(out)) if not is_folded_once(value, 3)] == []
@@ -62,14 +58,7 @@ def test_a_group_goes_on_without_a_killed_worker_and_folds_every_sample_once(kil
 def test_the_last_one_of_a_group_goes_on_alone_with_the_gradient_that_it_has(tmp_path: Path) -> None:
     out = tmp_path / "run"
     options: dict[str, object] = {"workers": 2, "route": "collective", "lr_rule": "none"}
-    process = paceline_start(SCRIPTS / "counting.py", str(SAMPLES // 2), "1", "1", "0.01", out=out, **options)
-    try:
-        wait_for_updates(out, 10, process)
-        os.kill(pid_of(out, 0), signal.SIGKILL)
-        printed, _ = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert process.returncode == 0, printed
+    paceline_without(0, SCRIPTS / "counting.py", str(SAMPLES // 2), "1", "1", "0.01", out=out, updates=10, **options)
     assert [at for at, value in enumerate(counts(out)) if not is_folded_once(value, 2)] == []
     assert routes(out)[:2] == [("collective", [0, 1]), ("collective", [1])]
 

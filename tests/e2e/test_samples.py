@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import signal
 import time
 from pathlib import Path
 
@@ -13,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from launch import SCRIPTS, paceline_run, paceline_start, pid_of, wait_for_updates
+from launch import SCRIPTS, paceline_run, paceline_without
 
 ALONE = ["async,weighting=none", "ssp:2"]
 PACES = ["sync", "softsync:1,weighting=none", *ALONE, "ksync:2", "backup:1", "kbatchsync:2", "kasync:2", "kbatchasync:2"]
@@ -59,15 +57,8 @@ def test_every_sample_is_folded_once(pace: str, tmp_path: Path) -> None:
 def test_every_sample_is_folded_once_when_a_worker_is_killed(seed: int, tmp_path: Path) -> None:
     chance = random.Random(seed)
     pace, out = PACES[seed % len(PACES)], tmp_path / "run"
-    process = paceline_start(SCRIPTS / "counting.py", str(SAMPLES), str(EPOCHS), str(BATCH), "0.05", out=out, **options(pace))
-    try:
-        wait_for_updates(out, chance.randint(1, 15), process)
-        time.sleep(chance.uniform(0.0, 0.05))
-        victim = chance.randrange(WORKERS)
-        os.kill(pid_of(out, victim), signal.SIGKILL)
-        output, _ = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert process.returncode == 0, output
+    updates, pause_s, victim = chance.randint(1, 15), chance.uniform(0.0, 0.05), chance.randrange(WORKERS)
+    script = (SCRIPTS / "counting.py", str(SAMPLES), str(EPOCHS), str(BATCH), "0.05")
+    paceline_without(victim, *script, out=out, updates=updates, before=lambda: time.sleep(pause_s), **options(pace))
     assert_every_sample_once(out, pace)
     assert json.loads((out / "summary.json").read_text())["lost"] == [victim]

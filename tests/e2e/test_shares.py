@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
 
-from launch import SCRIPTS, events, paceline_run, paceline_start, pid_of, wait_for_updates
+from launch import SCRIPTS, events, paceline_run, paceline_without
 
 WORKERS, BATCH, EPOCHS = 4, 8, 2
 CUT = WORKERS * BATCH
@@ -49,15 +47,8 @@ def test_in_sync_every_sample_counts_as_in_a_whole_batch_however_that_is_cut(tmp
 
 def test_every_sample_counts_once_when_a_worker_is_killed(tmp_path: Path) -> None:
     out, num_samples = tmp_path / "run", 20 * CUT
-    pace = options("async,weighting=none")
-    process = paceline_start(SCRIPTS / "shares.py", str(num_samples), str(EPOCHS), str(BATCH), "0.001", "0", out=out, **pace)
-    try:
-        wait_for_updates(out, 30, process)
-        os.kill(pid_of(out, 2), signal.SIGKILL)
-        output, _ = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert process.returncode == 0, output
+    script = (SCRIPTS / "shares.py", str(num_samples), str(EPOCHS), str(BATCH), "0.001", "0")
+    paceline_without(2, *script, out=out, updates=30, **options("async,weighting=none"))
     sizes = 1.0 / counts(out)
     assert torch.equal(sizes.round(), sizes.round(decimals=3))
     assert summary(out)["ledger"] == {"once": EPOCHS * num_samples, "repeated": 0, "skipped": 0, "undone": 0}

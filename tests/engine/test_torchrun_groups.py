@@ -13,9 +13,8 @@ import pytest
 
 from launch import SCRIPTS, routes
 from paceline.trace.record import read_summary
-from ranks import ENDS_WITHIN_S, SILENCE_S, Ranks
+from ranks import ENDS_WITHIN_S, PATIENCE_S, SILENCE_S, Ranks
 
-PATIENCE_S = 30.0
 PACES = ("sync", "hybrid", "hybrid:sync@0,async@0.8")
 QUICK, STEADY = ("plain", "0.05"), ("plain", "0.3")
 """The second one takes longer than a silence."""
@@ -69,12 +68,7 @@ def test_without_a_member_the_others_sum_in_a_group_of_their_own(fault: str, pac
 def test_without_a_server_the_run_ends_and_names_it(fault: str, pace: str, far_apart: Launched) -> None:
     ranks = far_apart(*STEADY, pace=pace, route="collective", servers="2")
     ranks.strike(fault, 1, "server_main")
-    assert ranks.codes(ENDS_WITHIN_S) == [4, 4], ranks.printed(0)
-    assert "server 1 was lost" in ranks.printed(0)
-    theirs = ranks.printed(1)
-    assert "server 1" in theirs if fault != "cut" else "coordinator" in theirs or "server 0" in theirs, theirs
-    assert "Traceback" not in told(ranks)
-    assert ranks.left() == []
+    ranks.check_end_without_server(fault)
 
 
 @pytest.mark.slow
@@ -93,13 +87,7 @@ def test_a_server_that_stands_still_at_the_end_keeps_no_rank_alive(route: str, f
 def test_without_the_coordinator_everybody_ends_and_names_it(fault: str, pace: str, far_apart: Launched) -> None:
     ranks = far_apart(*STEADY, pace=pace, route="collective", servers="2", patience=f"{PATIENCE_S:g}s")
     ranks.strike(fault, 0, "coordinator_main")
-    assert ranks.codes(ENDS_WITHIN_S, of=[1]) == [4], ranks.printed(1)
-    assert ranks.codes(PATIENCE_S + ENDS_WITHIN_S, of=[0]) == [4], ranks.printed(0)
-    for rank in range(2):
-        printed = ranks.printed(rank)
-        assert "coordinator" in printed or (fault == "cut" and ("server 1 was lost" in printed or "server 0" in printed)), printed
-    assert "Traceback" not in told(ranks)
-    assert ranks.left() == []
+    ranks.check_end_without_coordinator(fault)
 
 
 MOMENTS = [

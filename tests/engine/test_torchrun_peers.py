@@ -12,10 +12,8 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from paceline.trace.record import read_summary
-from ranks import ENDS_WITHIN_S, SILENCE_S, Ranks
+from ranks import ENDS_WITHIN_S, PATIENCE_S, SILENCE_S, Ranks
 
-PATIENCE_S = 30.0
-"""On one host there is no heartbeat: who shares memory with what was stopped has patience with it."""
 PACES = ("sync", "async", "ssp:3", "ksync:1", "hybrid")
 SCRIPT = ("plain", "0.05")
 
@@ -49,22 +47,11 @@ def test_without_a_worker_the_others_go_on_and_do_its_samples(fault: str, pace: 
 def test_without_a_server_the_run_ends_and_names_it(fault: str, pace: str, far_apart: Launched) -> None:
     ranks = far_apart(*SCRIPT, pace=pace, servers="2")
     ranks.strike(fault, 1, "server_main")
-    assert ranks.codes(ENDS_WITHIN_S) == [4, 4], ranks.printed(0)
-    assert "server 1 was lost" in ranks.printed(0)
-    told = ranks.printed(1)
-    assert "server 1" in told if fault != "cut" else "coordinator" in told or "server 0" in told, told
-    assert ranks.left() == []
+    ranks.check_end_without_server(fault)
 
 
 @pytest.mark.parametrize(("fault", "pace"), some([("kill", "ssp:3")]))
 def test_without_the_coordinator_everybody_ends_and_names_it(fault: str, pace: str, far_apart: Launched) -> None:
     ranks = far_apart(*SCRIPT, pace=pace, servers="2", patience=f"{PATIENCE_S:g}s")
     ranks.strike(fault, 0, "coordinator_main")
-    assert ranks.codes(ENDS_WITHIN_S, of=[1]) == [4], ranks.printed(1)
-    assert ranks.codes(PATIENCE_S + ENDS_WITHIN_S, of=[0]) == [4], ranks.printed(0)
-    for rank in range(2):
-        told = ranks.printed(rank)
-        # of a cable that is cut each side names whom it has lost of the other one
-        assert "coordinator" in told or (fault == "cut" and ("server 1 was lost" in told or "server 0" in told)), told
-        assert "Traceback" not in told
-    assert ranks.left() == []
+    ranks.check_end_without_coordinator(fault)
